@@ -1,0 +1,111 @@
+"""The engine interface, its configuration, and the table of engines to choose from by name.
+
+An engine owns weights and KV tensors; it is used from one thread only, the one that loaded it (ENGINE threads: a second
+thread would create a second OpenMP team and slow every later step).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine_core.batch import Row, Sampled, Scored
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is built from.
+
+    `kv_cache_bytes` 0 sizes the pool from the memory that is free to this process (cgroup limit included).
+    `max_model_len` 0 takes the model's own context length. `num_threads` 0 takes the cores this process may use.
+    `step_time_s` is the echo engine's. `quantise` names the format that matrices of other types are brought into (see
+    `engine_core.weights.quantise`). `device`, `dtype` and `attention` are the torch engine's, `kv_dtype` is how keys
+    and values are kept; "auto" is the engine's own choice, and an engine that cannot honour another one says so.
+    `kernel_cache_dir` None is `engine_core.kernels.build.default_cache_dir()`.
+    """
+
+    model_path: Path | None = None
+    block_size: int = 16
+    num_blocks: int = 0
+    kv_cache_bytes: int = 0
+    max_model_len: int = 0
+    num_threads: int = 0
+    step_time_s: float = 0.0
+    vocab_size: int = 0
+    quantise: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    attention: str = "auto"
+    kernel_cache_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine turned out to be, as published in the registry.
+
+    `embedding_size`: values of a hidden state; 0: it has none to give.
+    """
+
+    name: str
+    model: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    device: str
+    kernels: str
+    embedding_size: int = 0
+
+
+class Engine(Protocol):
+    """One accelerator's engine."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def warm_up(self) -> None:
+        """Run what the first request would otherwise pay for; leaves nothing in the KV pool that a request reads."""
+
+    def step(self, rows: Sequence[Row]) -> list[Sampled | None]:
+        """Run all rows through the model, write their keys and values, and sample where asked.
+
+        Returns one entry per row, None where `sampling` is None. A row's result does not depend on the other rows.
+        """
+
+    def score(self, row: Row) -> Scored:
+        """Run one row that has `scoring` as `step` would, and tell the raw logprobs of its known tokens."""
+
+    def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Run rows that have `hidden` as `step` would → per row float32 [tokens asked for, embedding_size].
+
+        These are the states behind the final norm, which the LM head reads. A row's do not depend on the other rows or
+        on how its sequence was cut into rows. ValueError from an engine whose embedding_size is 0.
+        """
+
+
+Progress = Callable[[str, float], None]
+"""(stage, fraction 0..1): called while an engine loads."""
+
+ENGINES: dict[str, str] = {
+    "auto": "engine_core.auto:load",
+    "native": "engine_core.native:load",
+    "reference": "engine_core.reference:load",
+    "torch": "engine_core.reference:load_torch",
+    "echo": "engine_core.echo:load",
+}
+"""Name → "module:function" of a loader (EngineConfig, Progress) → Engine; imported only when chosen."""
+
+
+def load_engine(name: str, config: EngineConfig, progress: Progress) -> Engine:
+    """Load the engine called `name`.
+
+    Raises KeyError for an unknown name, `engine_core.errors.ModelError` for a model that it cannot run.
+    """
+    module, function = ENGINES[name].split(":")
+    loader: Callable[[EngineConfig, Progress], Engine] = getattr(import_module(module), function)
+    return loader(config, progress)

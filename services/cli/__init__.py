@@ -1,0 +1,1 @@
+"""The command `natterjack`: everything a person does from a shell."""

@@ -1,0 +1,1 @@
+"""One accelerator: weights, KV tensors, sampling. Runs the plan it is given."""

@@ -1,0 +1,1 @@
+"""What every service shares and nothing else: bus, lifecycle, settings, telemetry, the model file."""
