@@ -116,7 +116,10 @@ class TraceDecision(Part):
 
 
 class TraceReply(Message):
-    """A request's trace as far as its spans have come, in the order of a waterfall; no rows: nothing is known of it."""
+    """A request's trace as far as its spans have come, in the order of a waterfall; no rows: nothing is known of it.
+
+    `request_ids`: the ids of its answers first, then those of the requests themselves.
+    """
 
     SCHEMA: ClassVar[str] = "trace_reply"
 

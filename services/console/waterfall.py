@@ -47,7 +47,7 @@ def waterfall(trace: Trace | None, request: str) -> TraceReply:
     return TraceReply(
         request=request,
         trace_id=trace.trace_id,
-        request_ids=tuple(trace.names),
+        request_ids=tuple(_request_ids(trace)),
         started_s=started_s,
         duration_s=ended_s - started_s,
         error=_error(trace.spans),
@@ -185,7 +185,7 @@ def request_line(trace: Trace) -> RequestLine:
     is_over = bool(error) or any(seen.span.name in ENDS or seen.span.kind == "server" for seen in spans)
     return RequestLine(
         trace_id=trace.trace_id,
-        request_id=_request_id(trace),
+        request_id=next(iter(_request_ids(trace)), trace.trace_id),
         door=_door(spans),
         model=_text(spans, "gen_ai.request.model"),
         started_s=started_s,
@@ -203,10 +203,10 @@ def request_line(trace: Trace) -> RequestLine:
     )
 
 
-def _request_id(trace: Trace) -> str:
-    """The answer's id is what a client knows; a request over NATS has only its own."""
+def _request_ids(trace: Trace) -> list[str]:
+    """Answers first: their ids are what clients know; over NATS a request has only its own. Spans come in any order."""
     answers = (seen.span.attributes.get(ANSWER_ID) for seen in trace.spans)
-    return next((str(name) for name in answers if name), next(iter(trace.names), trace.trace_id))
+    return list(dict.fromkeys([*(str(name) for name in answers if name), *trace.names]))
 
 
 def _door(spans: Iterable[SeenSpan]) -> str:

@@ -68,7 +68,7 @@ export class TraceDialog {
   }
 
   #show(reply) {
-    setText(this.title, reply.request_ids.at(-1) ?? reply.request);
+    setText(this.title, reply.request_ids[0] ?? reply.request);
     const parts = [facts(reply), decisions(reply), this.#waterfall(reply)];
     if (reply.num_missing) parts.push(element("p", { class: "muted" }, `${reply.num_missing} more spans were not kept.`));
     const focused = document.activeElement?.dataset?.span;

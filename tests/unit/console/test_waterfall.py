@@ -26,7 +26,14 @@ def test_rows_are_a_tree_in_order_of_time():
     ]
     assert reply.duration_s == pytest.approx(0.12)
     assert reply.rows[2].offset_s == pytest.approx(0.003)
-    assert reply.request_ids == ("req-1", "chatcmpl-req-1")
+    assert reply.request_ids == ("chatcmpl-req-1", "req-1")
+
+
+def test_a_request_has_one_name_in_whatever_order_its_spans_come():
+    for order in (1, -1):
+        trace = trace_of(*one_request(1)[::order])
+        assert waterfall(trace, "req-1").request_ids == ("chatcmpl-req-1", "req-1")
+        assert request_line(trace).request_id == "chatcmpl-req-1"
 
 
 def test_a_plain_request_was_queued_cached_prefilled_decoded_and_ended():
