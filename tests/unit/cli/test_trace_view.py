@@ -60,7 +60,7 @@ def test_times_are_in_units_for_people(seconds, text):
 
 def test_the_waterfall_shows_ids_decisions_and_every_span_on_a_line():
     text = printed(trace_view(reply_of(*one_request(1)), 120))
-    assert "req-1, chatcmpl-req-1" in text
+    assert "chatcmpl-req-1, req-1" in text
     assert "admitted by scheduler-0 after 2.0 ms" in text
     (line,) = [line for line in text.splitlines() if "executor.decode" in line]
     assert "executor-0" in line
