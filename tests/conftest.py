@@ -6,6 +6,7 @@ Owns the servers that tests start: each ends with its fixture, or with this proc
 import asyncio
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -27,6 +28,9 @@ from services.runtime.memory_transport import MemoryServer
 from services.runtime.settings import BusSettings, ModelSettings
 from services.runtime.streams import ensure_streams
 from services.runtime.telemetry import Tracing
+
+# As an executor does: torch, which loads OpenMP, comes later. Two workers whose threads spin starve each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 SERVER_START_TIMEOUT_S = 10.0
 WAIT_TIMEOUT_S = 10.0

@@ -43,16 +43,14 @@ class SequenceFeeder:
 
 @pytest.fixture(
     scope="module",
-    params=["awkward sizes", "one KV head, head of its own", "several tiles wide", "the default model"],
+    params=["awkward sizes", "one KV head, head of its own", "several tiles wide"],
 )
 def engine(request: pytest.FixtureRequest, tiny_model_of: Callable[..., Path]) -> ReferenceEngine:
     if request.param == "awkward sizes":
         return load_engine(tiny_model_of())
     if request.param == "one KV head, head of its own":
         return load_engine(tiny_model_of(hidden=36, heads=3, kv_heads=1, head_dim=10, inner=50, tied=False))
-    if request.param == "several tiles wide":
-        return load_engine(tiny_model_of(hidden=288, heads=8, kv_heads=8, head_dim=36, inner=3000, vocab=3001))
-    return load_engine(request.getfixturevalue("model_path"))
+    return load_engine(tiny_model_of(hidden=288, heads=8, kv_heads=8, head_dim=36, inner=3000, vocab=3001))
 
 
 def random_tokens(engine: ReferenceEngine, count: int, seed: int) -> Tokens:
@@ -94,6 +92,20 @@ def test_decoding_gives_bitwise_the_same_logits_alone_and_among_others(engine, n
     last = [feeder.row(len(feeder.tokens) - 1, len(feeder.tokens)) for feeder in feeders]
     together = engine.logits(last)
     assert torch.equal(together, torch.cat([engine.logits([row]) for row in last]))
+
+
+def test_the_default_model_gives_the_same_bits_alone_in_chunks_among_others_and_decoding(model_path):
+    engine = load_engine(model_path)
+    prompts = [random_tokens(engine, 4 + 9 * index % 31, seed=index) for index in range(NUM_SEQUENCES)]
+    alone = torch.stack([logits_in_chunks(engine, prompt, (0, len(prompt))) for prompt in prompts])
+    feeders = [SequenceFeeder(engine, prompt, place) for place, prompt in enumerate(prompts)]
+    assert torch.equal(engine.logits([feeder.row(0, len(feeder.tokens)) for feeder in feeders]), alone)
+    assert torch.equal(
+        engine.logits([feeder.row(len(feeder.tokens) - 1, len(feeder.tokens)) for feeder in feeders]), alone
+    )
+    for place, chunk in ((1, 1), (3, 16), (3, 17)):
+        length = len(prompts[place])
+        assert torch.equal(logits_in_chunks(engine, prompts[place], (*range(0, length, chunk), length)), alone[place])
 
 
 def test_prefill_and_decode_rows_mixed_in_one_step_do_not_touch_each_other(engine):
