@@ -7,6 +7,7 @@ what an append costs, here and in all processes behind it, does not depend on ho
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class _Writing:
     waiting: list[NewTokens | RequestFailed] | None = None
     task: asyncio.Task[None] | None = None
     heard_s: float = 0.0
-    appended_s: float = 0.0
+    appended_s: float = -math.inf
     due: asyncio.TimerHandle | None = None
 
     def stop_waiting(self) -> None:
