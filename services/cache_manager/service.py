@@ -58,7 +58,9 @@ class CacheManagerService:
         if is_owner and self._server is None:
             bus = self._context.bus
             subject = bus.subjects.cache(self._settings.model.name)
-            self._server = await bus.serve(subject, CacheCommand, self._command, max_concurrent=MAX_CONCURRENT)
+            self._server = await bus.serve(
+                subject, CacheCommand, self._command, max_concurrent=MAX_CONCURRENT, begins_traces=False
+            )
         elif not is_owner:
             await self._stand_by()
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from schemas.telemetry import AttributeValue, TraceDecision, TraceReply, WaterfallRow
+from schemas.telemetry import AttributeValue, SpanEvent, TraceDecision, TraceReply, WaterfallRow
 from services.console.trace_ring import ANSWER_ID, REQUEST_ID, SeenSpan, Trace
 
 CHOICE = "natterjack.choice"
@@ -11,6 +11,7 @@ EPOCH = "natterjack.epoch"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+SETBACKS = frozenset({"natterjack.preempted", "natterjack.executor_lost"})
 ENDS = frozenset({"tokenizer.detokenize"})
 """Spans whose end is the end of their request."""
 
@@ -108,26 +109,39 @@ def _decisions(spans: Sequence[SeenSpan], started_s: float) -> Iterator[TraceDec
 
 
 def _admissions(spans: Iterable[SeenSpan], started_s: float, has_choices: bool) -> Iterator[TraceDecision]:
-    """The first admission of a choice is its way out of the queue; another one means that it had to start again."""
-    seen_before: set[tuple[str, int]] = set()
+    """What a wait began with, how it ended, and what the admission after it found."""
     for seen in spans:
         span = seen.span
-        if span.name != "scheduler.queue":
-            continue
-        place, cached = _place(seen), _number(span.attributes.get(CACHED_TOKENS))
-        which = f"choice {place[1]}: " if has_choices else ""
+        which = f"choice {_place(seen)[1]}: " if has_choices else ""
         at_s = span.start_s + span.duration_s - started_s
-        if place in seen_before:
-            text = f"{which}admitted again by {seen.instance}, after it had lost its blocks or its executor"
-            yield TraceDecision(kind="preempted", offset_s=at_s, text=f"{text}; {cached or 0} tokens were still cached")
-            continue
-        seen_before.add(place)
-        yield TraceDecision(
-            kind="queued", offset_s=at_s, text=f"{which}admitted by {seen.instance} after {_time(span.duration_s)}"
-        )
-        if cached is not None:
-            found = f"{cached} prompt tokens were cached" if cached else "nothing of the prompt was cached"
+        if span.name == "scheduler.queue":
+            told = [decision for event in span.events if (decision := _setback(seen, event, which, started_s))]
+            yield from told
+            if not span.attributes.get("error.type"):
+                again = " again" if told else ""
+                text = f"{which}admitted{again} by {seen.instance} after {_time(span.duration_s)}"
+                yield TraceDecision(kind="queued", offset_s=at_s, text=text)
+        elif span.name == "scheduler.admit":
+            cached = _number(span.attributes.get(CACHED_TOKENS))
+            found = f"{cached} tokens were cached" if cached else "nothing of the prompt was cached"
             yield TraceDecision(kind="cached", offset_s=at_s, text=which + found)
+
+
+def _setback(seen: SeenSpan, event: SpanEvent, which: str, started_s: float) -> TraceDecision | None:
+    """What made a choice wait again; None for other events."""
+    num_kept = _number(event.attributes.get("natterjack.num_tokens_kept")) or 0
+    executor, at_s = event.attributes.get("natterjack.executor", ""), seen.span.start_s + event.offset_s - started_s
+    match event.name:
+        case "natterjack.preempted":
+            text = f"{which}preempted on {executor} after {num_kept} tokens: others needed its blocks"
+            return TraceDecision(kind="preempted", offset_s=at_s, text=text)
+        case "natterjack.executor_lost":
+            text = f"{which}thrown back after {num_kept} tokens: {executor} died or lost a step"
+            return TraceDecision(kind="preempted", offset_s=at_s, text=text)
+        case "natterjack.taken_over":
+            text = f"{which}taken over by {seen.instance}, with {num_kept} tokens of its output"
+            return TraceDecision(kind="taken_over", offset_s=at_s, text=text)
+    return None
 
 
 def _computations(spans: Iterable[SeenSpan], started_s: float, has_choices: bool) -> Iterator[TraceDecision]:
@@ -197,10 +211,15 @@ def request_line(trace: Trace) -> RequestLine:
         queue_s=queue.span.duration_s if queue else None,
         first_token_s=prefill.span.start_s + prefill.span.duration_s - started_s if prefill else None,
         executor=", ".join(executors),
-        num_restarts=sum(
-            1 for decision in _decisions(spans, started_s) if decision.kind in ("preempted", "taken_over")
-        ),
+        num_restarts=sum(map(_is_restart, spans)),
     )
+
+
+def _is_restart(seen: SeenSpan) -> bool:
+    """Tell whether a choice had to start again with this span, or the output had another writer before."""
+    if seen.span.name in ENDS:
+        return (_number(seen.span.attributes.get(EPOCH)) or 0) > 1
+    return any(event.name in SETBACKS for event in seen.span.events)
 
 
 def _request_ids(trace: Trace) -> list[str]:

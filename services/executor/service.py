@@ -152,24 +152,22 @@ class ExecutorService:
             return
         attributes: dict[str, str | int] = {"natterjack.request_id": data.request_id, "natterjack.choice": data.index}
         first_s = ended.first_token_s
-        prefill = tracing.start(
+        tracing.record(
             "executor.prefill",
             parent=data.traceparent,
             start_s=ended.started_s,
+            end_s=first_s,
             attributes={**attributes, "gen_ai.usage.input_tokens": data.prompt_len},
             links=steps if first_s is None else (),
         )
-        if first_s is None:
-            prefill.end()
-            return
-        prefill.end(int(first_s * 1e9))
-        tracing.start(
-            "executor.decode",
-            parent=data.traceparent,
-            start_s=first_s,
-            attributes={**attributes, "gen_ai.usage.output_tokens": ended.num_generated},
-            links=steps,
-        ).end()
+        if first_s is not None:
+            tracing.record(
+                "executor.decode",
+                parent=data.traceparent,
+                start_s=first_s,
+                attributes={**attributes, "gen_ai.usage.output_tokens": ended.num_generated},
+                links=steps,
+            )
 
     async def wait(self) -> None:
         """End with the engine's error; the process then restarts with a fresh engine."""

@@ -112,8 +112,15 @@ class Bus:
         await self.transport.publish(subject, body, headers)
 
     async def request(self, subject: str, message: Message, reply: type[R], *, timeout_s: float) -> R:
-        """Send and return the one reply; raises the coded error that came instead, or Unavailable."""
-        with self.tracing.span(f"request {message.SCHEMA}", kind=SpanKind.PRODUCER, attributes=_messaging(subject)):
+        """Send and return the one reply; raises the coded error that came instead, or Unavailable.
+
+        A span shows the hop if it is part of a trace; what services say to each other by themselves begins none.
+        """
+        name = f"request {message.SCHEMA}"
+        hop: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if current_traceparent() is not None:
+            hop = self.tracing.span(name, kind=SpanKind.PRODUCER, attributes=_messaging(subject))
+        with hop:
             started_s = time.perf_counter()
             answer = await self.transport.request(subject, encode(message), _stamped(_headers(message)), timeout_s)
             waited = self.metrics.histogram("bus_request_seconds", message.SCHEMA)
@@ -146,9 +153,13 @@ class Bus:
         *,
         queue: str | None = None,
         max_concurrent: int = 64,
+        begins_traces: bool = True,
     ) -> "Server[M]":
-        """Answer requests concurrently; beyond `max_concurrent` they are refused at once, not queued."""
-        server = Server(self, kind, handler, max_concurrent)
+        """Answer requests concurrently; beyond `max_concurrent` they are refused at once, not queued.
+
+        A request that is part of no trace begins one, unless only services ask here.
+        """
+        server = Server(self, kind, handler, max_concurrent, begins_traces)
         server.subscription = await self.transport.subscribe(subject, server.receive, queue)
         return server
 
@@ -276,7 +287,9 @@ class Server(Generic[M]):
         kind: type[M],
         handler: Callable[[Incoming[M]], Awaitable[Message]],
         max_concurrent: int,
+        begins_traces: bool,
     ) -> None:
+        self._begins_traces = begins_traces
         self._bus = bus
         self._kind = kind
         self._handler = handler
@@ -295,8 +308,11 @@ class Server(Generic[M]):
     async def _answer(self, raw: RawMessage, is_overloaded: bool) -> None:
         tracing, parent = self._bus.tracing, raw.headers.get(TRACE_HEADER)
         name = f"process {self._kind.SCHEMA}"
+        hop: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if parent is not None or self._begins_traces:
+            hop = tracing.span(name, kind=SpanKind.CONSUMER, parent=parent, attributes=_messaging(raw.subject))
         try:
-            with tracing.span(name, kind=SpanKind.CONSUMER, parent=parent, attributes=_messaging(raw.subject)):
+            with hop:
                 if is_overloaded:
                     raise QueueFull("This service is at its limit of concurrent requests. Try again in a moment.")
                 message = decode(self._kind, raw.headers, raw.body)

@@ -6,14 +6,17 @@ either way, so that logs always carry the trace id. Prompt and output text never
 """
 
 import contextlib
+import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from schemas.errors import NatterjackError
@@ -23,8 +26,14 @@ from services.runtime.trace_sampling import KeptTraces, ShareSampler
 
 TRACE_HEADER = "traceparent"
 EXPORT_TIMEOUT_S = 5
+EXPORT_PERIOD_MS = 2000
+"""A message to the collector costs as much as many spans."""
+SCOPE = "natterjack"
 
+_TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+"""What our own processes and nearly all clients send; the propagator, five times as slow, reads the rest."""
 _propagator = TraceContextTextMapPropagator()
+_NOTHING = otel_context.Context()
 
 Attributes = Mapping[str, str | int | float | bool]
 
@@ -35,7 +44,8 @@ class Tracing:
     def __init__(self, provider: TracerProvider, kept: KeptTraces | None = None) -> None:
         self._provider = provider
         self._kept = kept
-        self._tracer = provider.get_tracer("natterjack")
+        self._tracer = provider.get_tracer(SCOPE)
+        self._scope = InstrumentationScope(SCOPE, "")
 
     @contextlib.contextmanager
     def span(
@@ -47,21 +57,19 @@ class Tracing:
         attributes: Attributes | None = None,
     ) -> Iterator[Span]:
         """Run the block in a span; `parent` is a traceparent, else the current context is used."""
-        with self._tracer.start_as_current_span(
-            name,
-            context=context_of(parent),
-            kind=kind,
-            attributes=dict(attributes or {}),
-            record_exception=False,
-            set_status_on_exception=False,  # an exception's text may hold a prompt
-        ) as span:
-            try:
-                yield span
-            except Exception as error:
-                reason = error.code if isinstance(error, NatterjackError) else type(error).__name__
-                span.set_status(Status(StatusCode.ERROR, reason))
-                span.set_attribute("error.type", reason)
-                raise
+        context = context_of(parent)
+        span = self._tracer.start_span(name, context=context, kind=kind, attributes=attributes)
+        token = otel_context.attach(trace.set_span_in_context(span, context))
+        try:
+            yield span
+        except Exception as error:  # its text may hold a prompt
+            reason = error.code if isinstance(error, NatterjackError) else type(error).__name__
+            span.set_status(Status(StatusCode.ERROR, reason))
+            span.set_attribute("error.type", reason)
+            raise
+        finally:
+            otel_context.detach(token)
+            span.end()
 
     def start(
         self,
@@ -77,13 +85,53 @@ class Tracing:
             name,
             context=context_of(parent),
             start_time=None if start_s is None else int(start_s * 1e9),
-            attributes=dict(attributes or {}),
+            attributes=attributes,
             links=links,
         )
 
-    def record(self, name: str, *, parent: str | None, start_s: float, attributes: Attributes) -> None:
-        """Record a span that began at `start_s` (Unix time) and ends now."""
-        self.start(name, parent=parent, start_s=start_s, attributes=attributes).end()
+    def record(
+        self,
+        name: str,
+        *,
+        parent: str,
+        start_s: float,
+        end_s: float | None = None,
+        attributes: Attributes,
+        events: Sequence[Event] = (),
+        links: Sequence[Link] = (),
+    ) -> None:
+        """Record a span that began at `start_s` (Unix time) and ends at `end_s`, or now; its `parent` is elsewhere.
+
+        Nothing of it can change any more, which saves most of what a span costs. `attributes` are the span's from now
+        on, and its `events` are made by `event`.
+        """
+        parent_context = span_context_of(parent)
+        if parent_context is None or not isinstance(self._tracer, Tracer):
+            span = self.start(name, parent=parent, start_s=start_s, attributes=attributes, links=links)
+            for one in events:
+                span.add_event(one.name, one.attributes, one.timestamp)
+            span.end(None if end_s is None else int(end_s * 1e9))
+            return
+        own_context = SpanContext(
+            parent_context.trace_id,
+            self._tracer.id_generator.generate_span_id(),
+            is_remote=False,
+            trace_flags=parent_context.trace_flags,
+            trace_state=parent_context.trace_state,
+        )
+        finished = ReadableSpan(
+            name,
+            own_context,
+            parent_context,
+            self._tracer.resource,
+            attributes,
+            events,
+            links,
+            start_time=int(start_s * 1e9),
+            end_time=time.time_ns() if end_s is None else int(end_s * 1e9),
+            instrumentation_scope=self._scope,
+        )
+        self._tracer.span_processor.on_end(finished)
 
     def add_processor(self, processor: SpanProcessor) -> None:
         """Show `processor` every span from now on, whether it is exported or not."""
@@ -119,21 +167,32 @@ def setup_telemetry(
         exporter = _otlp_exporter(settings.otlp_endpoint)
     if exporter is None:
         return Tracing(provider)
-    exporting = BatchSpanProcessor(exporter, schedule_delay_millis=500)
+    exporting = BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_PERIOD_MS)
     kept = KeptTraces(exporting, settings.trace_slow_s)
     provider.add_span_processor(kept)
     return Tracing(provider, kept if settings.trace_share < 1 else None)
 
 
+class _ProcessResource(Resource):
+    """A resource of which a process has one: exporters ask for its hash at every span, and the text is long."""
+
+    def __hash__(self) -> int:
+        return hash(self.attributes.get("service.instance.id"))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or super().__eq__(other)
+
+
 def resource_of(service: str, instance: str) -> Resource:
     """Return what OpenTelemetry says of this process, with its spans and its metrics."""
-    return Resource.create(
+    resource = Resource.create(
         {
             "service.name": f"natterjack-{service}",
             "service.namespace": "natterjack",
             "service.instance.id": instance,
         }
     )
+    return _ProcessResource(resource.attributes, resource.schema_url)
 
 
 def _otlp_exporter(endpoint: str) -> SpanExporter:
@@ -146,13 +205,30 @@ def context_of(traceparent: str | None) -> otel_context.Context | None:
     """Return the context that a traceparent names; None (the current one) without it."""
     if traceparent is None:
         return None
-    return _propagator.extract({TRACE_HEADER: traceparent}, context=otel_context.Context())
+    context = span_context_of(traceparent)
+    return trace.set_span_in_context(NonRecordingSpan(context), _NOTHING) if context is not None else _NOTHING
+
+
+def span_context_of(traceparent: str) -> SpanContext | None:
+    """Return the span that a traceparent names, None when it names none."""
+    if (match := _TRACEPARENT.fullmatch(traceparent)) is not None:
+        trace_id, span_id, flags = match.groups()
+        context = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
+    else:
+        extracted = _propagator.extract({TRACE_HEADER: traceparent}, context=_NOTHING)
+        context = trace.get_current_span(extracted).get_span_context()
+    return context if context.is_valid else None
+
+
+def event(name: str, at_s: float, attributes: Attributes) -> Event:
+    """Return something that happened within a span, at a Unix time."""
+    return Event(name, attributes, int(at_s * 1e9))
 
 
 def link_to(traceparent: str) -> Link | None:
     """Return the link to the span that a traceparent names, None when it names none."""
-    context = trace.get_current_span(context_of(traceparent)).get_span_context()
-    return Link(context) if context.is_valid else None
+    context = span_context_of(traceparent)
+    return None if context is None else Link(context)
 
 
 def current_trace_id() -> str:

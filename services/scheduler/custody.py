@@ -23,6 +23,7 @@ from services.scheduler.executor_state import Progress
 from services.scheduler.handed_back import HandedBackNotes
 from services.scheduler.meters import SchedulerMeters
 from services.scheduler.outbox import Outbox
+from services.scheduler.request_spans import RequestSpans
 from services.scheduler.requests import Request, Sequence
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Custody:
         self._bus = context.bus
         self._model = model
         self._book, self._outbox, self._meters = ledger.book, ledger.outbox, ledger.meters
+        self._spans = RequestSpans(context.tracing)
         self._take_out = take_out
         self.changed = changed
         self.dead_letters = DeadLetters(context.bus, context.instance)
@@ -73,6 +75,7 @@ class Custody:
             self.dead_letters.bury(request.work.request_id, delivery_of(request), error.message)
         request.quiet_since_s = time.time()
         for sequence in request.sequences:
+            self._spans.ended(sequence, error.code, request.quiet_since_s)
             self._end(sequence)
         self.place_output(request)
         self._outbox.fail(request)
@@ -151,25 +154,15 @@ class Custody:
             self._outbox.add(item)
         self.changed()
 
-    def on_admitted(self, sequences: list[Sequence]) -> None:
-        """Note that sequences have left the waiting ones."""
-        self._meters.admitted(sequences, time.time())
-        for sequence in sequences:
-            request = sequence.request
-            if request.traceparent is not None:
-                self._context.tracing.record(
-                    "scheduler.queue",
-                    parent=request.traceparent,
-                    start_s=request.received_s,
-                    attributes={
-                        "natterjack.request_id": request.work.request_id,
-                        "natterjack.choice": sequence.index,
-                        "gen_ai.usage.cache_read.input_tokens": sequence.num_cached,
-                    },
-                )
+    def on_admitted(self, executor: str, sequences: list[Sequence], asked_s: float) -> None:
+        """Note that sequences have left the waiting ones; an executor's blocks were asked for at a Unix time."""
+        now_s = time.time()
+        self._meters.admitted(sequences, now_s)
+        self._spans.admitted(executor, sequences, asked_s, now_s)
 
-    def on_returned(self, sequences: list[Sequence], was_lost: bool) -> None:
+    def on_returned(self, executor: str, sequences: list[Sequence], was_lost: bool) -> None:
         """Sequences wait again; a request that was in too many lost epochs is likely their cause."""
+        self._spans.returned(executor, sequences, was_lost, time.time())
         self._meters.returned(sequences, was_lost)
         self._book.wait(sequences)
         for request in {sequence.request for sequence in sequences if was_lost}:

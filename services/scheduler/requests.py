@@ -15,6 +15,7 @@ from schemas.step import FinishReason, NewSequence, TokenLogprob
 from services.scheduler.block_keys import Naming, extend_keys
 
 Status = Literal["waiting", "acquiring", "running", "finished"]
+SetbackKind = Literal["preempted", "executor_lost"]
 SEED_RANGE = 2**64
 
 
@@ -23,6 +24,16 @@ class DurableChoice(Part):
 
     token_ids: tuple[int, ...] = ()
     is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """What made a running sequence wait again: where, at what Unix time, and how many generated tokens were known."""
+
+    kind: SetbackKind
+    executor: str
+    at_s: float
+    num_generated: int
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +65,7 @@ class Sequence:
     num_cached: int = 0
     is_known: bool = False
     is_admitted: bool = False
+    setback: Setback | None = None
     first_admitted_s: float = 0.0
     first_token_s: float = 0.0
     logprobs: list[TokenLogprob] = field(default_factory=list)

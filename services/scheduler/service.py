@@ -59,8 +59,8 @@ class SchedulerService:
     def _events(self) -> SessionEvents:
         return SessionEvents(
             progressed=lambda progress: self._custody.on_progress(progress),
-            admitted=lambda sequences: self._custody.on_admitted(sequences),
-            returned=lambda sequences, was_lost: self._custody.on_returned(sequences, was_lost),
+            admitted=lambda *admitted: self._custody.on_admitted(*admitted),
+            returned=lambda *returned: self._custody.on_returned(*returned),
             changed=self._tick_soon,
         )
 

@@ -32,11 +32,15 @@ CACHE_RETRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SessionEvents:
-    """What a session tells the service: tokens, sequences that may run, sequences that must wait again."""
+    """What a session tells the service: tokens, sequences that may run, sequences that must wait again.
+
+    The last two come with the executor's name; `admitted` also with the Unix time at which blocks were asked for, and
+    `returned` with whether the epoch was lost.
+    """
 
     progressed: Callable[[list[Progress]], None]
-    admitted: Callable[[list[Sequence]], None]
-    returned: Callable[[list[Sequence], bool], None]
+    admitted: Callable[[str, list[Sequence], float], None]
+    returned: Callable[[str, list[Sequence], bool], None]
     changed: Callable[[], None]
 
 
@@ -107,7 +111,7 @@ class ExecutorSession:
             self._asking = None
         if self.state is not None:
             sequences, self.state = self.state.abandon(), None
-            self._events.returned(sequences, True)
+            self._events.returned(self.executor, sequences, True)
 
     async def close(self, *, give_back: bool) -> None:
         """Stop driving; with `give_back` the lease is free for others at once."""
@@ -186,6 +190,7 @@ class ExecutorSession:
 
     async def _ask(self, state: ExecutorState, scheduler: str, operations: list[Operation]) -> None:
         """Ask until there is an answer: goals are absolute, so asking again does no harm."""
+        asked_s = time.time()
         while True:
             try:
                 reply = await self._command(state, scheduler, operations)
@@ -205,8 +210,8 @@ class ExecutorSession:
         self._is_open, self._manager_epoch = True, reply.manager_epoch
         admitted, returned = state.apply_grants(reply)
         self._asking = None
-        self._events.admitted(admitted)
-        self._events.returned(returned, False)
+        self._events.admitted(self.executor, admitted, asked_s)
+        self._events.returned(self.executor, returned, False)
         self._events.changed()
 
     async def _command(self, state: ExecutorState, scheduler: str, operations: list[Operation]) -> CacheReply:

@@ -12,14 +12,12 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from opentelemetry.trace import Span
-
 from schemas.errors import NatterjackError
 from schemas.output import Feedback, NewTokens, OpenOutput, OutputChunk, OutputFeedback, RequestFailed, TokenBatch
 from services.runtime.bus import Bus
 from services.runtime.metrics import Metrics
 from services.runtime.request_meter import RequestTimes
-from services.runtime.telemetry import Tracing
+from services.runtime.telemetry import Tracing, event
 from services.tokenizer.log_writer import Fenced, LogWriter
 from services.tokenizer.meters import OutputMeters
 from services.tokenizer.request_output import RequestOutput, TokensMissing, TokensUnsound
@@ -39,12 +37,14 @@ IDLE_S = 5.0
 
 @dataclass(slots=True)
 class _Writing:
-    """One request being written; `waiting` holds news that came before the log was read."""
+    """One request being written; `waiting` holds news that came before the log was read, `opened_s` is Unix time."""
 
     output: RequestOutput
     writer: LogWriter
     scheduler: str
-    span: Span | None
+    traceparent: str | None
+    is_resumed: bool
+    opened_s: float
     times: RequestTimes | None
     waiting: list[NewTokens | RequestFailed] | None = None
     task: asyncio.Task[None] | None = None
@@ -119,22 +119,32 @@ class Outputs:
             self._close(previous)
         output = RequestOutput(spec, opened.epoch, self._vocabulary)
         times = self._meters.opened(spec, opened.resume)
-        writing = _Writing(output, LogWriter(self._bus, output), scheduler, self._start_span(opened), times)
+        log_writer = LogWriter(self._bus, output)
+        writing = _Writing(output, log_writer, scheduler, spec.traceparent, opened.resume, time.time(), times)
         writing.heard_s = time.perf_counter()
         self._writing[spec.request_id] = writing
         if opened.resume:
             writing.waiting = []
             writing.task = self._spawn(self._resume(writing))
 
-    def _start_span(self, opened: OpenOutput) -> Span | None:
-        parent = opened.spec.traceparent
+    def _trace(self, writing: _Writing) -> None:
+        """Show the output as a span from its opening until now; one that another writer had before says so."""
+        output, spec = writing.output, writing.output.spec
+        parent, writing.traceparent = writing.traceparent, None  # once
         if parent is None:
-            return None
-        attributes: dict[str, str | int] = {
-            "natterjack.request_id": opened.spec.request_id,
-            "natterjack.epoch": opened.epoch,
-        }
-        return self._tracing.start("tokenizer.detokenize", parent=parent, attributes=attributes)
+            return
+        taken_over = event("natterjack.output_taken_over", writing.opened_s, {"natterjack.epoch": output.epoch})
+        self._tracing.record(
+            "tokenizer.detokenize",
+            parent=parent,
+            start_s=writing.opened_s,
+            attributes={
+                "natterjack.request_id": spec.request_id,
+                "natterjack.epoch": output.epoch,
+                "gen_ai.usage.output_tokens": output.num_completion_tokens,
+            },
+            events=(taken_over,) if writing.is_resumed else (),
+        )
 
     def _take(self, writing: _Writing, news: NewTokens | RequestFailed) -> None:
         output = writing.output
@@ -246,10 +256,7 @@ class Outputs:
         self._meters.ended(event, writing.times)
         if self._writing.get(request_id) is writing:
             del self._writing[request_id]
-        if writing.span is not None:
-            writing.span.set_attribute("gen_ai.usage.output_tokens", output.num_completion_tokens)
-            writing.span.end()
-            writing.span = None
+        self._trace(writing)
         self._tell(writing.scheduler, request_id, output.epoch, "stored" if event == "stored" else "fenced")
 
     def _close(self, writing: _Writing) -> None:
@@ -258,8 +265,7 @@ class Outputs:
         writing.stop_waiting()
         if writing.task is not None:
             writing.task.cancel()
-        if writing.span is not None:
-            writing.span.end()
+        self._trace(writing)
 
     # ---- feedback
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import nats
 import openai
 import pytest
+from testcontainers.core.config import testcontainers_config
+from testcontainers.core.container import DockerContainer
 
 from tests.compose.conftest import Compose, run
 
@@ -67,6 +70,30 @@ def test_a_nats_client_in_a_container_is_answered(compose: Compose) -> None:
     done = run([*command, "generate", "The capital of France is", "--max-tokens", "8", "--temperature", "0", "--json"])
     assert "Paris" in done
     assert '"ready":true' in run([*command, "status", "--json"])
+
+
+ASK_FROM_INSIDE = """
+import openai
+client = openai.OpenAI(base_url="http://gateway:8000/v1", api_key="none", max_retries=0, timeout=60)
+options = dict(model="smol", max_tokens=8, temperature=0, stream=True)
+stream = client.completions.create(prompt="The capital of France is", **options)
+print("".join(chunk.choices[0].text for chunk in stream))
+"""
+
+
+def test_an_openai_client_in_a_container_is_answered(compose: Compose) -> None:
+    """The image has Python but no client; the tests' own is lent to it."""
+    testcontainers_config.ryuk_disabled = True  # the image that would clean up behind us may not be here; `with` does
+    site_packages = str(Path(openai.__file__).parents[1])
+    container = (
+        DockerContainer("natterjack:test")
+        .with_kwargs(entrypoint=["python", "-c", ASK_FROM_INSIDE], network=f"{compose.project}_default", read_only=True)
+        .with_volume_mapping(site_packages, "/client", "ro")
+        .with_env("PYTHONPATH", "/client")
+    )
+    with container as running:
+        assert running.get_wrapped_container().wait(timeout=90)["StatusCode"] == 0, running.get_logs()
+        assert "Paris" in running.get_logs()[0].decode()
 
 
 def test_the_console_shows_everybody_ready(compose: Compose) -> None:

@@ -354,6 +354,19 @@ async def test_request_is_one_trace_over_both_sides(
     assert attributes["messaging.destination.name"] == bus.subjects.generate("smol")
 
 
+async def test_what_services_say_to_each_other_by_themselves_begins_no_trace(
+    bus: Bus, span_exporter: InMemorySpanExporter
+) -> None:
+    await bus.serve(bus.subjects.generate("smol"), GenerateRequest, accept, begins_traces=False)
+    await ask(bus)
+    assert span_exporter.get_finished_spans() == ()
+    with bus.tracing.span("client"):
+        await ask(bus)
+    await asyncio.sleep(0.01)
+    assert len({span.context.trace_id for span in span_exporter.get_finished_spans() if span.context}) == 1
+    assert len(span_exporter.get_finished_spans()) == 3
+
+
 async def test_failed_request_marks_the_span_with_its_code(bus: Bus, span_exporter: InMemorySpanExporter) -> None:
     async def refuse(incoming: Incoming[GenerateRequest]) -> Accepted:
         raise ContextLengthExceeded("Too long.")

@@ -24,6 +24,7 @@ SPANS = {
     "tokenizer.encode",
     "publish work_item",
     "scheduler.queue",
+    "scheduler.admit",
     "cache_manager.acquire",
     "executor.prefill",
     "executor.decode",

@@ -15,7 +15,7 @@ from services.runtime.stream_watch import PERIOD_S
 from tests.integration.conftest import ECHO, Deployment, start_deployment
 from tests.integration.prometheus_page import Pages
 
-NUM_REQUESTS = 200
+NUM_REQUESTS = 500
 CONCURRENCY = 16
 NUM_ABORTS = 60
 GAUGES = (
@@ -30,10 +30,12 @@ GAUGES = (
 )
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """An echo engine at the pace of a small model."""
-    options = (*ECHO, "telemetry.metrics_port=0", "executor.step_time_s=0.004")
+@pytest.fixture(scope="module", params=["echo", pytest.param("real model", marks=pytest.mark.slow)])
+def deployment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """An echo engine at the pace of a small model, or the default model."""
+    options = ["telemetry.metrics_port=0"]
+    if request.param == "echo":
+        options += [*ECHO, "executor.step_time_s=0.004"]
     deployment = start_deployment(tmp_path_factory.mktemp("metered"), *options)
     yield deployment
     deployment.stop()
@@ -117,7 +119,9 @@ async def test_counts_equal_what_clients_measured_and_percentiles_lie_in_their_b
         await traffic(client, 2 * CONCURRENCY)  # opens the connections
         before = await Pages.read(urls)
         seen = await traffic(client, NUM_REQUESTS)
-        refused = await client.post("/v1/completions", json={"model": "smol", "prompt": "x" * 9000, "max_tokens": 9})
+        refused = await client.post(
+            "/v1/completions", json={"model": "smol", "prompt": "word " * 9000, "max_tokens": 9}
+        )
     assert refused.status_code == 400
     after = await Pages.read(urls)
 
@@ -152,11 +156,15 @@ async def test_a_nats_clients_requests_are_counted_as_well(deployment: Deploymen
     async with await nats.connect(deployment.nats_url) as client:
         inbox = client.new_inbox()
         replies = await client.subscribe(inbox)
-        await client.publish("nj.v1.generate.smol", json.dumps({"prompt": "Hi", "max_tokens": 5}).encode(), reply=inbox)
-        while not json.loads((await replies.next_msg(timeout=10)).data).get("final"):
+        body = {"prompt": "Hi", "max_tokens": 5, "ignore_eos": True}
+        await client.publish("nj.v1.generate.smol", json.dumps(body).encode(), reply=inbox)
+        while not (chunk := json.loads((await replies.next_msg(timeout=10)).data)).get("final"):
             pass
     after = await Pages.read(urls)
-    for name, amount in {"generation_tokens_total": 5, "request_success_total": 1, "prompt_tokens_total": 2}.items():
+    num_prompt_tokens = chunk["usage"]["prompt_tokens"]
+    assert num_prompt_tokens > 0
+    amounts = {"generation_tokens_total": 5, "request_success_total": 1, "prompt_tokens_total": num_prompt_tokens}
+    for name, amount in amounts.items():
         assert after.total(name) - before.total(name) == amount
 
 

@@ -27,7 +27,7 @@ WANTED = {
         "publish work_item",
         "tokenizer.detokenize",
     },
-    "natterjack-scheduler": {"scheduler.queue"},
+    "natterjack-scheduler": {"scheduler.queue", "scheduler.admit"},
     "natterjack-cache_manager": {"cache_manager.acquire"},
     "natterjack-executor": {"executor.prefill", "executor.decode"},
 }
@@ -183,7 +183,7 @@ def check_root(receiver: Receiver, sent: Sent) -> None:
 
 
 def check_executions(receiver: Receiver, undisturbed: list[Sent], disturbed: list[Sent]) -> None:
-    """A preempted or a moved sequence runs twice, within the same trace."""
+    """A preempted or a moved sequence runs twice, within the same trace, and its second wait tells why."""
 
     def num_prefills(sent: Sent) -> int:
         return sum(span.name == "executor.prefill" for _, span in receiver.trace(sent.trace_id))
@@ -193,6 +193,13 @@ def check_executions(receiver: Receiver, undisturbed: list[Sent], disturbed: lis
         sum(span.name == "scheduler.queue" for _, span in receiver.trace(sent.trace_id)) for sent in disturbed
     ]
     assert max(admissions) > 1, "the death of the executor left no trace"
+
+    def setbacks(requests: list[Sent]) -> set[str]:
+        spans = [span for sent in requests for _, span in receiver.trace(sent.trace_id)]
+        return {event.name for span in spans if span.name == "scheduler.queue" for event in span.events}
+
+    assert setbacks(undisturbed) == {"natterjack.preempted"}
+    assert "natterjack.executor_lost" in setbacks(disturbed)
 
 
 def check_durations(receiver: Receiver, sent: list[Sent]) -> None:
@@ -206,8 +213,8 @@ def check_durations(receiver: Receiver, sent: list[Sent]) -> None:
         detokenize = spans["tokenizer.detokenize"]
         executions = [s for _, s in receiver.trace(one.trace_id) if s.name in ("executor.prefill", "executor.decode")]
         if len(executions) == 2:
-            queued = seconds(spans["process generate_request"]) + seconds(spans["scheduler.queue"])
-            sums.append((queued + sum(map(seconds, executions))) / one.took_s)
+            waits = ("process generate_request", "scheduler.queue", "scheduler.admit")
+            sums.append((sum(seconds(spans[name]) for name in waits) + sum(map(seconds, executions))) / one.took_s)
             assert detokenize.end_time_unix_nano >= max(s.end_time_unix_nano for s in executions) - 50e6
     assert 0.95 <= statistics.median(shares) <= 1.02, shares
     assert 0.93 <= statistics.median(sums) <= 1.05, sums

@@ -34,7 +34,7 @@ def of_request(request_id, choice=0, **attributes):
 def one_request(number):
     """The batches of one plain request, as they come."""
     trace_id, request_id = f"trace-{number}", f"req-{number}"
-    queue = of_request(request_id) | {"gen_ai.usage.cache_read.input_tokens": 16}
+    admit = of_request(request_id) | {"gen_ai.usage.cache_read.input_tokens": 16}
     return [
         batch(
             span(trace_id, "publish work_item", 100.002, 0.001, span_id="p", parent_id="g"),
@@ -42,7 +42,8 @@ def one_request(number):
             role="tokenizer",
         ),
         batch(
-            span(trace_id, "scheduler.queue", 100.003, 0.002, parent_id="p", attributes=queue),
+            span(trace_id, "scheduler.queue", 100.003, 0.002, parent_id="p", attributes=of_request(request_id)),
+            span(trace_id, "scheduler.admit", 100.005, 0.001, parent_id="p", attributes=admit),
             instance="scheduler-0",
             role="scheduler",
         ),
@@ -50,7 +51,7 @@ def one_request(number):
             span(
                 trace_id,
                 "executor.prefill",
-                100.005,
+                100.006,
                 0.01,
                 parent_id="p",
                 attributes=of_request(request_id) | {"gen_ai.usage.input_tokens": 40},
@@ -58,7 +59,7 @@ def one_request(number):
             span(
                 trace_id,
                 "executor.decode",
-                100.015,
+                100.016,
                 0.1,
                 parent_id="p",
                 attributes=of_request(request_id) | {"gen_ai.usage.output_tokens": 20},
@@ -70,7 +71,7 @@ def one_request(number):
             span(
                 trace_id,
                 "tokenizer.detokenize",
-                100.016,
+                100.017,
                 0.1,
                 parent_id="p",
                 attributes={

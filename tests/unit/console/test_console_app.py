@@ -75,7 +75,7 @@ async def test_a_trace_is_found_and_an_unknown_one_is_a_404():
         console.ring.add(batch)
     found = await console.get("/console/traces/chatcmpl-req-1")
     assert found.json()["trace_id"] == "trace-1"
-    assert len(found.json()["rows"]) == 6
+    assert len(found.json()["rows"]) == 7
     missing = await console.get("/console/traces/nobody")
     assert (missing.status_code, missing.json()["rows"]) == (404, [])
 

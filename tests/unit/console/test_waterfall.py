@@ -2,6 +2,7 @@
 
 import pytest
 
+from schemas.telemetry import SpanEvent
 from services.console.trace_ring import TraceRing
 from services.console.waterfall import request_line, waterfall
 from tests.unit.console.console_traffic import batch, of_request, one_request, span
@@ -20,6 +21,7 @@ def test_rows_are_a_tree_in_order_of_time():
         (0, "POST /v1/chat/completions"),
         (1, "publish work_item"),
         (2, "scheduler.queue"),
+        (2, "scheduler.admit"),
         (2, "executor.prefill"),
         (2, "executor.decode"),
         (2, "tokenizer.detokenize"),
@@ -40,36 +42,56 @@ def test_a_plain_request_was_queued_cached_prefilled_decoded_and_ended():
     reply = waterfall(trace_of(*one_request(1)), "req-1")
     assert [(decision.kind, decision.text) for decision in reply.decisions] == [
         ("queued", "admitted by scheduler-0 after 2.0 ms"),
-        ("cached", "16 prompt tokens were cached"),
+        ("cached", "16 tokens were cached"),
         ("prefilled", "computed the prompt: 40 tokens in 10.0 ms (4000/s) on executor-0"),
         ("decoded", "decoded 20 tokens in 100.0 ms (200/s) on executor-0"),
         ("ended", "output complete: 20 tokens stored by tokenizer-0"),
     ]
 
 
-def test_another_admission_another_executor_and_another_writer_are_told():
-    again = of_request("req-1") | {"gen_ai.usage.cache_read.input_tokens": 48}
-    reply = waterfall(
-        trace_of(
-            *one_request(1)[:3],
-            batch(span("trace-1", "scheduler.queue", 100.2, 0.05, attributes=again), instance="s-0", role="scheduler"),
-            batch(
-                span("trace-1", "executor.prefill", 100.3, 0.01, attributes=of_request("req-1")),
-                instance="executor-1",
-                role="executor",
-            ),
-            batch(
-                span("trace-1", "tokenizer.detokenize", 100.4, 0.1, attributes={"natterjack.epoch": 2}),
-                instance="tokenizer-1",
-                role="tokenizer",
-            ),
-        ),
-        "req-1",
+def setback(name, **attributes):
+    return SpanEvent(
+        name=f"natterjack.{name}", offset_s=0.0, attributes={f"natterjack.{k}": attributes[k] for k in attributes}
     )
-    texts = {decision.kind: decision.text for decision in reply.decisions}
-    assert texts["preempted"].startswith("admitted again by s-0, after it had lost its blocks or its executor; 48 ")
-    assert texts["moved"] == "moved from executor-0 to executor-1"
-    assert texts["taken_over"] == "output taken over by tokenizer-1 (epoch 2)"
+
+
+def test_setbacks_another_executor_and_other_owners_are_told():
+    request = of_request("req-1")
+    waits = [
+        span("trace-1", "scheduler.queue", 100.2 + number, 0.05, attributes=request, events=(event,))
+        for number, event in enumerate(
+            (
+                setback("preempted", executor="executor-0", num_tokens_kept=7),
+                setback("executor_lost", executor="executor-0", num_tokens_kept=9),
+                setback("taken_over", epoch=3, num_tokens_kept=9),
+            )
+        )
+    ]
+    trace = trace_of(
+        *one_request(1)[:3],
+        batch(*waits, instance="s-0", role="scheduler"),
+        batch(span("trace-1", "executor.prefill", 103.0, attributes=request), instance="executor-1", role="executor"),
+        batch(
+            span("trace-1", "tokenizer.detokenize", 103.0, 0.1, attributes={"natterjack.epoch": 3}),
+            instance="tokenizer-1",
+            role="tokenizer",
+        ),
+    )
+    decisions = [(d.kind, d.text) for d in waterfall(trace, "req-1").decisions]
+    assert [text for kind, text in decisions if kind in ("preempted", "moved", "taken_over")] == [
+        "preempted on executor-0 after 7 tokens: others needed its blocks",
+        "thrown back after 9 tokens: executor-0 died or lost a step",
+        "taken over by s-0, with 9 tokens of its output",
+        "moved from executor-0 to executor-1",
+        "output taken over by tokenizer-1 (epoch 3)",
+    ]
+    assert ("queued", "admitted again by s-0 after 50.0 ms") in decisions
+    assert request_line(trace).num_restarts == 3
+
+
+def test_a_wait_that_an_error_ended_is_no_admission():
+    failed = span("t", "scheduler.queue", attributes=of_request("r") | {"error.type": "deadline_exceeded"})
+    assert waterfall(trace_of(batch(failed, instance="s", role="scheduler")), "r").decisions == ()
 
 
 def test_choices_are_told_apart_when_there_are_several():
@@ -112,7 +134,7 @@ def test_the_list_shows_a_request_as_far_as_it_has_come():
     assert (line.request_id, line.outcome, line.model) == ("chatcmpl-req-1", "done", "smol")
     assert line.door == "POST /v1/chat/completions"
     assert (line.prompt_tokens, line.output_tokens, line.executor) == (40, 20, "executor-0")
-    assert line.first_token_s == pytest.approx(0.015)
+    assert line.first_token_s == pytest.approx(0.016)
     assert line.as_json()["num_restarts"] == 0
 
 

@@ -17,6 +17,7 @@ from services.runtime.telemetry import (
     Tracing,
     context_of,
     current_traceparent,
+    event,
     setup_telemetry,
 )
 
@@ -75,6 +76,27 @@ def test_span_that_is_started_and_ended_apart_does_not_become_current(
     assert step.parent.span_id == request.context.span_id
     assert request.start_time == pytest.approx(1_700_000_000_250_000_000, abs=1000)
     assert (step.end_time or 0) > (step.start_time or 0)
+
+
+def test_a_recorded_span_is_like_one_that_was_started(tracing: Tracing, span_exporter: InMemorySpanExporter) -> None:
+    """Also under a parent in a form that only a later version of the standard knows."""
+    ids = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
+    shown = event("seen", 100.5, {"n": 1})
+    for parent in (f"00-{ids}-01", f"01-{ids}-01-more", "unreadable"):
+        tracing.record("step", parent=parent, start_s=100.0, end_s=101.0, attributes={"n": 2}, events=(shown,))
+    plain, later, unreadable = span_exporter.get_finished_spans()
+    for span in (plain, later, unreadable):
+        assert (span.name, span.start_time, span.end_time) == ("step", 100 * 10**9, 101 * 10**9)
+        assert [(e.name, e.timestamp) for e in span.events] == [("seen", int(100.5e9))]
+        assert dict(span.attributes or {}) == {"n": 2}
+        assert span.instrumentation_scope == later.instrumentation_scope
+        assert span.resource == later.resource
+    for span in (plain, later):
+        assert span.parent is not None
+        assert span.context is not None
+        assert f"{span.context.trace_id:032x}-{span.parent.span_id:016x}" == ids
+        assert span.context.trace_flags.sampled
+    assert unreadable.parent is None
 
 
 def test_no_context_without_a_parent() -> None:

@@ -305,6 +305,7 @@ async def test_every_output_has_a_span_in_its_requests_trace(
     assert {f"{span.context.trace_id:032x}" for span in spans} == {TRACEPARENT.split("-")[1]}
     assert spans[-1].attributes is not None
     assert spans[-1].attributes["gen_ai.usage.output_tokens"] == 3
+    assert [[event.name for event in span.events] for span in spans] == [[], ["natterjack.output_taken_over"]]
 
 
 async def test_closed_bus_loses_replies_and_feedback_but_raises_nothing(tokenizer: Tokenizer) -> None:
