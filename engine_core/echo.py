@@ -104,13 +104,20 @@ def plan_pool(config: EngineConfig) -> tuple[int, int]:
     return num_blocks, max_model_len
 
 
+def check(config: EngineConfig) -> str:
+    """What would answer, for a person. Raises what `load` would."""
+    if config.vocab_size < 1:
+        raise ModelError("the echo engine has no model to take a vocabulary from; set vocab_size")
+    plan_pool(config)
+    return "the echo engine, which has no model"
+
+
 def load(config: EngineConfig, progress: Progress) -> EchoEngine:
     """An engine with `config.vocab_size` tokens. Raises ModelError without one, OutOfMemoryError for an
     impossible pool.
     """
     progress("open", 0.0)
-    if config.vocab_size < 1:
-        raise ModelError("the echo engine has no model to take a vocabulary from; set vocab_size")
+    check(config)
     num_blocks, max_model_len = plan_pool(config)
     info = EngineInfo(
         name="echo",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,12 +100,35 @@ ENGINES: dict[str, str] = {
 }
 """Name → "module:function" of a loader (EngineConfig, Progress) → Engine; imported only when chosen."""
 
+CHECKS: dict[str, str] = {
+    "auto": "engine_core.auto:check",
+    "native": "engine_core.native:check",
+    "reference": "engine_core.reference:check",
+    "torch": "engine_core.reference:check_torch",
+    "echo": "engine_core.echo:check",
+}
+"""Name → "module:function" of a look at what the loader would do (EngineConfig) → text for a person."""
+
 
 def load_engine(name: str, config: EngineConfig, progress: Progress) -> Engine:
     """Load the engine called `name`.
 
     Raises KeyError for an unknown name, `engine_core.errors.ModelError` for a model that it cannot run.
     """
-    module, function = ENGINES[name].split(":")
-    loader: Callable[[EngineConfig, Progress], Engine] = getattr(import_module(module), function)
+    loader: Callable[[EngineConfig, Progress], Engine] = named(ENGINES[name])
     return loader(config, progress)
+
+
+def check_engine(name: str, config: EngineConfig) -> str:
+    """What would compute on this machine, for a person; loads no weights, and needs no model.
+
+    Raises KeyError for an unknown name, ModelError for what `load_engine` would refuse here.
+    """
+    check: Callable[[EngineConfig], str] = named(CHECKS[name])
+    return check(config)
+
+
+def named(place: str) -> Any:
+    """The object at "module:name"."""
+    module, name = place.split(":")
+    return getattr(import_module(module), name)

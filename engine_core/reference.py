@@ -17,7 +17,7 @@ from engine_core.batch import Row, Sampled, Sampling, Scored
 from engine_core.config import ModelConfig
 from engine_core.engine import EngineConfig, EngineInfo, Progress
 from engine_core.errors import ModelFileError
-from engine_core.kv_cache import KvPool, plan_pool
+from engine_core.kv_cache import KvPool, PoolPlan, plan_pool
 from engine_core.limits import usable_cores
 from engine_core.models import MODELS, read_supported_config
 from engine_core.models.llama import LlamaModel
@@ -124,17 +124,41 @@ def load_torch(config: EngineConfig, progress: Progress) -> ReferenceEngine:
     return load_with(config, progress, "torch", torch_options(config))
 
 
-def load_with(config: EngineConfig, progress: Progress, name: str, options: TorchOptions) -> ReferenceEngine:
+def check(config: EngineConfig) -> str:
+    """What would compute here, for a person; a model is looked at where `config` names one, but not loaded.
+
+    Raises what `load` would, except when it is loading weights or allocating that fails.
+    """
+    return check_with(config, "reference", reference_options(config))
+
+
+def check_torch(config: EngineConfig) -> str:
+    """As `check`, for `load_torch`."""
+    return check_with(config, "torch", torch_options(config))
+
+
+def check_with(config: EngineConfig, name: str, options: TorchOptions) -> str:
+    if config.model_path is not None:
+        prepare(config, name, options)
+    return f"the {name} engine on {options.device}, {options.describe()}"
+
+
+def prepare(config: EngineConfig, name: str, options: TorchOptions) -> tuple[GgufFile, ModelConfig, PoolPlan]:
+    """Open the model and check that it can run and fits; nothing of it is loaded. Raises ModelError."""
     if config.model_path is None:
         raise ModelFileError(f"the {name} engine needs model_path: the path of a .gguf file or of a checkpoint")
-    progress("open", 0.0)
-    torch.set_num_threads(config.num_threads or usable_cores())
     file = open_model(config.model_path, config.quantise)
     model_config = read_supported_config(file)
     num_weights = sum(tensor.num_values for tensor in file.tensors.values())
     available_bytes = memory_beside_weights(options, num_weights, str(file.path))
     token_bytes = model_config.kv_floats_per_token * options.kv_dtype.itemsize
-    plan = plan_pool(config, model_config, token_bytes, available_bytes)
+    return file, model_config, plan_pool(config, model_config, token_bytes, available_bytes)
+
+
+def load_with(config: EngineConfig, progress: Progress, name: str, options: TorchOptions) -> ReferenceEngine:
+    progress("open", 0.0)
+    torch.set_num_threads(config.num_threads or usable_cores())
+    file, model_config, plan = prepare(config, name, options)
     model = load_model(file, model_config, plan.max_model_len, progress, options)
     progress("kv_pool", 0.0)
     pool = KvPool(model_config, plan.num_blocks, config.block_size, dtype=options.kv_dtype, device=options.device)

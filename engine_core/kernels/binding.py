@@ -9,7 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from engine_core.kernels.build import KernelsUnavailableError, library_for
-from engine_core.kernels.instruction_sets import INSTRUCTION_SETS, best_instruction_set, cpu_flags
+from engine_core.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, best_instruction_set, cpu_flags
 
 ABI_VERSION = 2
 
@@ -106,14 +106,7 @@ def load_library(cache_dir: Path | None = None, instruction_set: str | None = No
 
     Raises KernelsUnavailableError when the processor, or the lack of a compiler, forbids it.
     """
-    flags = cpu_flags()
-    variant = INSTRUCTION_SETS[instruction_set] if instruction_set else best_instruction_set(flags)
-    if variant is None or not variant.cpu_flags <= flags:
-        raise KernelsUnavailableError(
-            f"this processor has none of the instruction sets that the native kernels need "
-            f"({', '.join(INSTRUCTION_SETS)}); use the reference engine"
-        )
-    path = library_for(variant, cache_dir)
+    path = library_for(variant_for(instruction_set), cache_dir)
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -124,3 +117,15 @@ def load_library(cache_dir: Path | None = None, instruction_set: str | None = No
     if library.nj_abi_version() != ABI_VERSION:
         raise KernelsUnavailableError(f"the native kernels in {path} have another interface; delete the file")
     return library
+
+
+def variant_for(instruction_set: str | None = None) -> InstructionSet:
+    """The variant asked for, or the best one here. Raises KernelsUnavailableError when the processor cannot run it."""
+    flags = cpu_flags()
+    variant = INSTRUCTION_SETS[instruction_set] if instruction_set else best_instruction_set(flags)
+    if variant is None or not variant.cpu_flags <= flags:
+        raise KernelsUnavailableError(
+            f"this processor has none of the instruction sets that the native kernels need "
+            f"({', '.join(INSTRUCTION_SETS)}); use the reference engine"
+        )
+    return variant

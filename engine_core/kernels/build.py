@@ -61,22 +61,36 @@ def library_for(instruction_set: InstructionSet, cache_dir: Path | None = None, 
 
     Raises KernelsUnavailableError when it must be compiled and cannot be.
     """
-    digest = source_digest(instruction_set)
-    packaged = PACKAGED_DIR / f"{instruction_set.name}-{digest}.so"
+    packaged = packaged_library(instruction_set)
     if packaged.exists():
         return packaged
-    compiler = compiler or find_compiler()
+    compiler = compiler or require_compiler()
+    folder = cache_dir or default_cache_dir()
+    target = folder / f"{packaged.stem}-{compiler_digest(compiler)}.so"
+    if target.exists():
+        return target
+    compile_into_cache(instruction_set, target, compiler)
+    return target
+
+
+def check_obtainable(instruction_set: InstructionSet) -> None:
+    """Raise KernelsUnavailableError where this variant is not compiled and cannot be."""
+    if not packaged_library(instruction_set).exists():
+        require_compiler()
+
+
+def packaged_library(instruction_set: InstructionSet) -> Path:
+    return PACKAGED_DIR / f"{instruction_set.name}-{source_digest(instruction_set)}.so"
+
+
+def require_compiler() -> str:
+    compiler = find_compiler()
     if compiler is None:
         raise KernelsUnavailableError(
             f"the native kernels are not compiled and there is no C++ compiler ({', '.join(COMPILERS)}); "
             "install one (Debian: apt install g++), or use the reference engine"
         )
-    folder = cache_dir or default_cache_dir()
-    target = folder / f"{instruction_set.name}-{digest}-{compiler_digest(compiler)}.so"
-    if target.exists():
-        return target
-    compile_into_cache(instruction_set, target, compiler)
-    return target
+    return compiler
 
 
 def compiler_digest(compiler: str) -> str:
@@ -112,7 +126,7 @@ def compile_packaged(compiler: str | None = None) -> list[Path]:
     PACKAGED_DIR.mkdir()
     targets: list[Path] = []
     for variant in INSTRUCTION_SETS.values():
-        targets.append(PACKAGED_DIR / f"{variant.name}-{source_digest(variant)}.so")
+        targets.append(packaged_library(variant))
         compile_library(variant, targets[-1], compiler)
     return targets
 

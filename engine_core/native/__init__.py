@@ -4,6 +4,6 @@
 tokens.
 """
 
-from engine_core.native.loading import load
+from engine_core.native.loading import check, load
 
-__all__ = ["load"]
+__all__ = ["check", "load"]

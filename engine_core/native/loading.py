@@ -16,8 +16,9 @@ from gguf.constants import GGMLQuantizationType
 from engine_core.config import ModelConfig
 from engine_core.engine import EngineConfig, EngineInfo, Progress
 from engine_core.errors import ModelError, ModelFileError, OutOfMemoryError, UnsupportedModelError
-from engine_core.kernels.binding import CacheKind, ModelShape, Norm, Role, load_library
-from engine_core.kv_cache import plan_pool
+from engine_core.kernels.binding import CacheKind, ModelShape, Norm, Role, load_library, variant_for
+from engine_core.kernels.build import check_obtainable
+from engine_core.kv_cache import PoolPlan, plan_pool
 from engine_core.limits import available_memory_bytes, usable_cores
 from engine_core.models import read_supported_config
 from engine_core.native.engine import NativeEngine
@@ -100,17 +101,11 @@ def load(config: EngineConfig, progress: Progress, options: NativeOptions | None
     Raises KernelsUnavailableError where the kernels cannot run, UnsupportedModelError for a model that they cannot run
     (the reference engine may), and the other kinds of ModelError.
     """
-    if config.model_path is None:
-        raise ModelFileError("the native engine needs model_path: the path of a .gguf file or of a checkpoint")
     options = options or options_of(config)
     progress("kernels", 0.0)
     library = load_library(options.kernel_cache_dir, options.instruction_set)
     progress("open", 0.0)
-    file = open_model(config.model_path, config.quantise)
-    model_config = read_supported_config(file)
-    check_supported(file, model_config, config.block_size)
-    token_bytes = options.cache_kind.bytes_of(model_config.kv_floats_per_token)
-    plan = plan_pool(config, model_config, token_bytes, memory_beside_weights(file))
+    file, model_config, plan = prepare(config, options)
     info = EngineInfo(
         name="native",
         model=model_config.name,
@@ -134,6 +129,30 @@ def load(config: EngineConfig, progress: Progress, options: NativeOptions | None
     engine = NativeEngine(library, model, info)
     hand_over_weights(library, model, file, model_config, progress)
     return engine
+
+
+def check(config: EngineConfig) -> str:
+    """What would compute here, for a person; a model is looked at where `config` names one, but not loaded.
+
+    Raises what `load` would, except when it is compiling, loading weights or allocating that fails.
+    """
+    options = options_of(config)
+    variant = variant_for(options.instruction_set)
+    check_obtainable(variant)
+    if config.model_path is not None:
+        prepare(config, options)
+    return f"the native engine, {variant.name} kernels, {options.cache_kind.name} keys and values"
+
+
+def prepare(config: EngineConfig, options: NativeOptions) -> tuple[GgufFile, ModelConfig, PoolPlan]:
+    """Open the model, check that the kernels can run it and that it fits; loads nothing of it. Raises ModelError."""
+    if config.model_path is None:
+        raise ModelFileError("the native engine needs model_path: the path of a .gguf file or of a checkpoint")
+    file = open_model(config.model_path, config.quantise)
+    model_config = read_supported_config(file)
+    check_supported(file, model_config, config.block_size)
+    token_bytes = options.cache_kind.bytes_of(model_config.kv_floats_per_token)
+    return file, model_config, plan_pool(config, model_config, token_bytes, memory_beside_weights(file))
 
 
 def shape_of(model: ModelConfig, info: EngineInfo, cache_kind: CacheKind, threads: int) -> ModelShape:

@@ -1,11 +1,14 @@
 """`natterjack config`: what is configured, whether it is right, and what differs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli.options import AsJson, ConfigFile, Overrides, load_pipeline
+
+if TYPE_CHECKING:
+    from services.supervisor.pipeline import PipelineSettings
 
 config = typer.Typer(help="Show, check and compare configurations.", no_args_is_help=True)
 
@@ -33,13 +36,33 @@ def check(
     ] = None,
     file: ConfigFile = None,
     overrides: Overrides = None,
+    file_only: Annotated[
+        bool, typer.Option("--file-only", help="Do not ask whether this machine can do what is wished for.")
+    ] = False,
 ) -> None:
-    """Validate the whole pipeline file with environment and overrides; exit 2 when something is wrong."""
+    """Validate the whole pipeline file with environment and overrides; exit 2 when something is wrong.
+
+    That is also an option that the engine, the model or this machine's processor and memory cannot honour.
+    """
     if path and file:
         typer.echo("Name the file once: as an argument or with -c.", err=True)
         raise typer.Exit(2)
-    load_pipeline(path or file, overrides)
-    typer.echo(f"{path or file or 'The configuration'} is right.")
+    settings = load_pipeline(path or file, overrides).settings
+    told = [] if file_only else _capabilities(settings)
+    typer.echo("\n".join([f"{path or file or 'The configuration'} is right.", *told]))
+
+
+def _capabilities(settings: "PipelineSettings") -> list[str]:
+    """Return what an executor here would do; exit with code 2 and the reason when it would refuse."""
+    from importlib import import_module
+
+    executor = import_module("services.executor.capabilities")  # with the engines, which nothing else here needs
+    try:
+        told: list[str] = executor.check_machine(settings.model, settings.executor)
+    except ValueError as error:
+        typer.echo(f"An executor on this machine would refuse this configuration:\n{error}", err=True)
+        raise typer.Exit(2) from None
+    return told
 
 
 @config.command()

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine_core.engine import EngineConfig, EngineInfo
+from engine_core.engine import EngineInfo
 from engine_core.errors import ModelError
 from schemas.control import ExecutorCapacity
 from schemas.errors import NatterjackError, PayloadTooLarge
 from schemas.step import StepPlan, StepResult
+from services.executor.capabilities import engine_config
 from services.executor.engine_thread import EngineThread, Events, StepOutcome
 from services.executor.meters import ExecutorMeters
 from services.executor.sequences import Ended, without_embeddings
@@ -50,7 +51,7 @@ class ExecutorService:
         model_path = await self._model_file()
         thread = self._thread = EngineThread(
             self._settings.executor.engine,
-            self._engine_config(model_path),
+            engine_config(self._settings.model, self._settings.executor, model_path),
             self._events(),
             append_forced_tokens=self._settings.executor.append_forced_tokens,
         )
@@ -77,25 +78,6 @@ class ExecutorService:
     def _download_progress(self, done: int, total: int | None) -> None:
         fraction = done / total if total else 0.0
         self._loop.call_soon_threadsafe(self._context.progress, "downloading model", fraction)
-
-    def _engine_config(self, model_path: Path | None) -> EngineConfig:
-        executor = self._settings.executor
-        return EngineConfig(
-            model_path=model_path,
-            block_size=executor.block_size,
-            num_blocks=executor.num_blocks,
-            kv_cache_bytes=executor.kv_cache_bytes,
-            max_model_len=self._settings.model.max_model_len,
-            num_threads=executor.num_threads,
-            step_time_s=executor.step_time_s,
-            vocab_size=executor.vocab_size,
-            quantise=executor.quantise,
-            device=executor.device,
-            dtype=executor.dtype,
-            kv_dtype=executor.kv_dtype,
-            attention=executor.attention,
-            kernel_cache_dir=executor.kernel_cache_dir,
-        )
 
     def _events(self) -> Events:
         """The thread's callbacks, each handed over to the event loop."""

@@ -77,6 +77,14 @@ def resolve(model: ModelSettings, progress: Progress = lambda done, total: None)
         raise file_error(error, entry.parent) from None
 
 
+def cached(model: ModelSettings) -> Path | None:
+    """Return what `resolve` would without downloading anything; None when it would have to."""
+    scheme, locator = _split(model.source)
+    if scheme == "file":
+        return _local_file(locator, model)
+    return _cached(_entry(models_dir(model), model.source), model)
+
+
 def models_dir(model: ModelSettings) -> Path:
     """Return the directory of downloaded models."""
     return (model.cache_dir or cache_dir() / "models").expanduser()

@@ -95,12 +95,23 @@ def test_config_show_names_value_and_source_and_masks_secrets(command_line, tmp_
 def test_config_check_accepts_a_right_file_and_explains_a_wrong_one(command_line, tmp_path):
     (tmp_path / "right.yaml").write_text("gateway: {port: 1}\n")
     (tmp_path / "wrong.yaml").write_text("gateway: {prot: 1}\n")
-    assert command_line.run("config", "check", "right.yaml").returncode == 0
+    assert command_line.run("config", "check", "--file-only", "right.yaml").returncode == 0
     result = command_line.run("config", "check", "-c", "wrong.yaml")
     assert result.returncode == 2
     assert "wrong.yaml, line 1" in result.stderr
     assert "Did you mean 'gateway.port'?" in result.stderr
     assert command_line.run("config", "check", "right.yaml", "-c", "wrong.yaml").returncode == 2
+
+
+def test_config_check_tells_what_this_machine_would_run_or_refuse(command_line):
+    result = command_line.run("config", "check", "--set", "executor.engine=reference")
+    assert result.returncode == 0
+    assert "would run the reference engine on cpu" in result.stdout
+    more = ("--set", "executor.kv_dtype=int8")
+    result = command_line.run("config", "check", "--set", "executor.engine=reference", *more)
+    assert result.returncode == 2
+    assert "would refuse" in result.stderr
+    assert "kv_dtype 'int8' is not one of torch's engines'" in result.stderr
 
 
 def test_models_pull_and_list(command_line, tmp_path):
