@@ -20,12 +20,12 @@ class MeteredPipeline:
 
     def __init__(self, pipeline: Pipeline, metrics: Metrics) -> None:
         self._pipeline = pipeline
-        self._meter = RequestMeter(metrics)
+        self.meter = RequestMeter(metrics)
 
     @contextlib.asynccontextmanager
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Generation]:
         """Yield the generation once the request is accepted; leaving early counts as an abort."""
-        times = self._meter.begin(time.perf_counter(), current_trace_id())
+        times = self.meter.begin(time.perf_counter(), current_trace_id())
         try:
             async with self._accepted(request, times) as generation:
                 yield Generation(generation.accepted, _metered(generation.chunks, times))

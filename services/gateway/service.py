@@ -110,8 +110,8 @@ class GatewayService:
         self._pipeline = BusPipeline(context.bus, context.registry, settings.model.name, accept_timeout_s)
         metered = MeteredPipeline(self._pipeline, context.metrics)
         self._keys = api_keys_of(settings.gateway)
-        responses = BusResponseLog(context.bus, settings.gateway.accept_timeout_s)
-        app = build_app(metered, settings, context.tracing, version(), context.metrics, self._keys, responses)
+        self._responses = BusResponseLog(context.bus, accept_timeout_s, metered.meter)
+        app = build_app(metered, settings, context.tracing, version(), context.metrics, self._keys, self._responses)
         self._server = _HttpServer(
             uvicorn.Config(
                 app,
@@ -176,6 +176,7 @@ class GatewayService:
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
+        await self._responses.close()
         await finish_cancelling()
 
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from schemas.errors import DeadlineExceeded, QueueFull
+from schemas.generation import GenerateRequest
 from schemas.output import ChoiceDelta, OutputChunk, ToolCallDelta
 from schemas.responses import AskedResponse, ResponseObject, StoredResponse
 from services.gateway.app import build_app
@@ -16,7 +17,9 @@ from services.gateway.responses.log import folded
 from services.gateway.service import BusPipeline
 from services.gateway.settings import Settings
 from services.runtime.bus import Bus
+from services.runtime.metrics import Metrics
 from services.runtime.registry import Registry
+from services.runtime.request_meter import RequestMeter
 from services.runtime.telemetry import Tracing
 from tests.scripted_tokenizer import ScriptedTokenizer, Writer, call, endless, say
 from tests.unit.gateway.test_gateway_messages import named_events
@@ -190,6 +193,35 @@ async def test_the_background_answers_at_once_and_is_polled(
     go_on.set()
     done = await ended(other, path)
     assert (done["status"], done["output"][0]["content"][0]["text"]) == ("completed", "alpha beta")
+    assert tokenizer.cancelled == []
+
+
+async def test_the_background_is_measured_like_any_request(memory_bus: Bus, tokenizer: ScriptedTokenizer) -> None:
+    meter = RequestMeter(Metrics())
+    log = BusResponseLog(memory_bus, 1.0, meter)
+    ask = GenerateRequest(model="smol", prompt="Hello")
+    await log.submit(ask.model_copy(update={"request_id": "first"}))
+    async with asyncio.timeout(10):
+        while meter.open:
+            await asyncio.sleep(0.01)
+    counted = (meter.first_token, meter.whole, meter.num_generated, meter.num_prompt_tokens)
+    assert [sum(histogram.counts) for histogram in counted] == [1, 1, 1, 1]
+    assert meter.generation_tokens.value == 3
+    assert meter.metrics.counter("request_success_total", "stop").value == 1
+
+    tokenizer.refusal = QueueFull("full")
+    with pytest.raises(QueueFull):
+        await log.submit(ask.model_copy(update={"request_id": "second"}))
+    assert meter.metrics.counter("request_errors_total", "queue_full").value == 1
+    tokenizer.refusal = None
+
+    tokenizer.script = endless
+    await log.submit(ask.model_copy(update={"request_id": "third"}))
+    assert meter.open
+    await log.close()
+    await asyncio.sleep(0)  # for what is called at the end of a task
+    assert not meter.open
+    assert sum(meter.whole.counts) == 1
     assert tokenizer.cancelled == []
 
 
