@@ -173,7 +173,8 @@ class OutputSpec(Part):
     Stop strings count only in the text after the first `min_tokens` tokens. `prompt_token_ids` are there when the
     output says the prompt again, as text (`echo`) or with `prompt_logprobs`. `prompt_only`: nothing but the prompt is
     wanted; the one generated token only brings the end. `reads_tool_calls`: the text may hold calls, which are told
-    apart from its content.
+    apart from its content. `request_digest`: of what the client asked, to tell a repeated request from another one that
+    uses its id; empty from a version that did not look.
     """
 
     request_id: str
@@ -193,6 +194,7 @@ class OutputSpec(Part):
     prompt_only: bool = False
     prompt_token_ids: tuple[int, ...] = ()
     traceparent: str | None = None
+    request_digest: str = ""
 
 
 class WorkItem(Message):

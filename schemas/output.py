@@ -139,7 +139,8 @@ class ChoiceDelta(Part):
 class OutputChunk(Message):
     """One message of the output log; the last one has `final`, and `usage` or `error`.
 
-    The log of a request is complete and in order; what it says is never contradicted. `epoch` names the writer.
+    The log of a request is complete and in order; what it says is never contradicted. `epoch` names the writer,
+    `request_digest` what was asked (see `schemas.generation.OutputSpec`).
     """
 
     SCHEMA: ClassVar[str] = "output_chunk"
@@ -152,3 +153,4 @@ class OutputChunk(Message):
     final: bool = False
     usage: Usage | None = None
     error: ErrorBody | None = None
+    request_digest: str = ""

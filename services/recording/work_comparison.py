@@ -6,8 +6,11 @@ from typing import Any
 from schemas.generation import WorkItem
 from services.recording.comparison import Difference, around, first_difference
 
-OF_THE_MOMENT = frozenset({"created_s", "deadline_s", "tokenizer", "output.created_s", "output.reply"})
-"""When, where and for whom; the deadline counts from the creation."""
+OF_THE_MOMENT = frozenset(
+    {"created_s", "deadline_s", "tokenizer", "output.created_s", "output.reply", "output.request_digest"}
+)
+"""When, where and for whom; the deadline counts from the creation. The digest is of the request, not of the work: it
+changes with the options that a version knows."""
 TRACE = "traceparent"
 DEADLINE_TOLERANCE_S = 1e-3
 

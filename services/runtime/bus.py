@@ -196,6 +196,11 @@ class Bus:
         found = await self.transport.last(stream, subject)
         return None if found is None else _stored(kind, found)
 
+    async def at(self, stream: str, sequence: int, kind: type[M]) -> Stored[M] | None:
+        """Return the message of one sequence number, None when the stream has it no more."""
+        found = await self.transport.at(stream, sequence)
+        return None if found is None else _stored(kind, found)
+
     async def read(self, stream: str, subject: str, kind: type[M], *, after: int = 0) -> list[Stored[M]]:
         """Return one subject's messages with a sequence above `after`, oldest first."""
         return [_stored(kind, found) for found in await self.transport.read(stream, subject, after)]

@@ -341,6 +341,10 @@ class MemoryTransport:
     async def read(self, stream: str, subject: str, after: int) -> list[StoredMessage]:
         return [m for m in self._server.stream(stream).of_subject(subject) if m.sequence > after]
 
+    async def at(self, stream: str, sequence: int) -> StoredMessage | None:
+        entry = self._server.stream(stream).entries.get(sequence)
+        return None if entry is None else entry.message
+
     async def last_of_each(self, stream: str, wildcard: str) -> list[StoredMessage]:
         newest = {message.subject: message for message in self._server.stream(stream).of_subject(wildcard)}
         return list(newest.values())

@@ -290,8 +290,13 @@ class NatsTransport:
         await self.publish(delivery.token, ACK_BODIES[kind], {})
 
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
-        request = f"$JS.API.DIRECT.GET.{stream}.{subject}"
-        answer = await self.request(request, b"", {}, JETSTREAM_TIMEOUT_S)
+        return await self._direct_get(stream, f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+
+    async def at(self, stream: str, sequence: int) -> StoredMessage | None:
+        return await self._direct_get(stream, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps({"seq": sequence}))
+
+    async def _direct_get(self, stream: str, request: str, query: bytes) -> StoredMessage | None:
+        answer = await self.request(request, query, {}, JETSTREAM_TIMEOUT_S)
         status = answer.headers.get("Status")
         if status == NO_MESSAGES:
             return None

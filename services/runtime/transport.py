@@ -192,6 +192,9 @@ class Transport(Protocol):
     async def read(self, stream: str, subject: str, after: int) -> list[StoredMessage]:
         """Return one subject's messages with a sequence above `after`, oldest first."""
 
+    async def at(self, stream: str, sequence: int) -> StoredMessage | None:
+        """Return the message of one sequence number, None when the stream has it no more."""
+
     async def last_of_each(self, stream: str, wildcard: str) -> list[StoredMessage]:
         """Return the newest message of every subject that matches."""
 

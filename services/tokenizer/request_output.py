@@ -297,6 +297,7 @@ class RequestOutput:
                 cached_tokens=self._num_cached,
             ),
             error=error,
+            request_digest=spec.request_digest,
         )
 
     def restore(self, chunks: list[OutputChunk]) -> None:

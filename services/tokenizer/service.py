@@ -24,13 +24,14 @@ from services.runtime.model_source import ModelSourceError, resolve
 from services.runtime.service import Context, StartFailed
 from services.runtime.settings import BUILTIN_BYTES
 from services.runtime.telemetry import current_traceparent
-from services.runtime.transport import Subscription
+from services.runtime.transport import Appended, Subscription
 from services.tokenizer.chat_template import ChatTemplate, Render
 from services.tokenizer.checkpoint_vocabulary import open_vocabulary
 from services.tokenizer.embedding import check_embedding_capacity
 from services.tokenizer.grammar_check import GrammarCheck, GrammarSource
 from services.tokenizer.meters import AdmissionMeters
 from services.tokenizer.outputs import Outputs
+from services.tokenizer.repetition import check_is_repeated, digest_of
 from services.tokenizer.settings import Settings
 from services.tokenizer.structured_output import asks_for_form, grammar_of
 from services.tokenizer.template_process import TemplateProcess
@@ -137,7 +138,9 @@ class TokenizerService:
         request_id = request.request_id or f"req-{uuid.uuid4().hex}"
         with request_logging(request_id), self._meters.admission():
             may_be_old = request.request_id is not None and not request.is_new_id
+            digest = digest_of(request)
             if may_be_old and (stored := await self._stored(request_id)) is not None:
+                check_is_repeated(request_id, digest, stored.request_digest)
                 num_prompt_tokens = stored.usage.prompt_tokens if stored.usage is not None else 0
                 return self._repeated(request, request_id, num_prompt_tokens, stored.created_s)
             if request.resume:
@@ -148,8 +151,10 @@ class TokenizerService:
             with self._context.tracing.span("tokenizer.encode") as span, self._meters.encoding():
                 tokens = self._validator.truncate(request, await self._encode(request), self._max_model_len())
                 span.set_attribute("gen_ai.usage.input_tokens", len(tokens))
-            duplicate = await self._accept(request, tokens, self._arrival(request_id, now_s, incoming.reply, grammar))
-            if duplicate:
+            arrival = replace(self._arrival(request_id, now_s, incoming.reply, grammar), request_digest=digest)
+            appended = await self._accept(request, tokens, arrival)
+            if appended.duplicate:
+                check_is_repeated(request_id, digest, await self._queued_digest(request_id, appended.sequence))
                 return self._repeated(request, request_id, len(tokens), now_s)
             self._meters.accepted()
             log.debug("accepted with %d prompt tokens", len(tokens))
@@ -189,8 +194,8 @@ class TokenizerService:
             grammar=grammar,
         )
 
-    async def _accept(self, request: GenerateRequest, tokens: tuple[int, ...], arrival: Arrival) -> bool:
-        """Store the work; True when the queue already has this id."""
+    async def _accept(self, request: GenerateRequest, tokens: tuple[int, ...], arrival: Arrival) -> Appended:
+        """Store the work; a duplicate when the queue already has, or lately had, this id."""
         self._check_executors_know(tokens)
         bus = self._context.bus
         subject = bus.subjects.work(self._model, request.priority)
@@ -199,7 +204,7 @@ class TokenizerService:
         ):
             arrival = replace(arrival, traceparent=current_traceparent())
             work: WorkItem = self._validator.to_work(request, tokens, arrival, self._max_model_len())
-            return (await bus.append(subject, work, message_id=subject_token(arrival.request_id))).duplicate
+            return await bus.append(subject, work, message_id=subject_token(arrival.request_id))
 
     def _max_model_len(self) -> int:
         """The least of: what is configured, the model's own context, what the executors can hold."""
@@ -224,10 +229,19 @@ class TokenizerService:
         last = await self._context.bus.last(subjects.out_stream, subjects.out(request_id), OutputChunk)
         return None if last is None else last.message
 
+    async def _queued_digest(self, request_id: str, sequence: int) -> str:
+        """Return what the work of this id asks, or what its output answers: work leaves only when that is stored."""
+        bus = self._context.bus
+        work = await bus.at(bus.subjects.work_stream, sequence, WorkItem)
+        if work is not None:
+            return work.message.output.request_digest
+        stored = await self._stored(request_id)
+        return "" if stored is None else stored.request_digest
+
     def _repeated(
         self, request: GenerateRequest, request_id: str, num_prompt_tokens: int, created_s: float
     ) -> Accepted:
-        """A repeated id means the same request: its reader finds the stored output in the log."""
+        """The same request again: its reader finds the stored output in the log."""
         if request.deliver == "reply":
             subject = self._context.bus.subjects.out(request_id)
             raise InvalidParameter(

@@ -39,7 +39,8 @@ MAX_NAME_CHARS = 200
 class Arrival:
     """What surrounds a request: its id, when it came, a seed for when it names none, and where replies go.
 
-    `grammar` is the one that its output has to follow, checked.
+    `grammar` is the one that its output has to follow, checked; `request_digest` is of what was asked
+    (see `services.tokenizer.repetition`).
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class Arrival:
     reply: str | None
     traceparent: str | None
     grammar: str = ""
+    request_digest: str = ""
 
 
 class Validator:
@@ -180,6 +182,7 @@ class Validator:
                 prompt_only=prompt_only,
                 prompt_token_ids=tokens if request.echo or request.prompt_logprobs is not None else (),
                 traceparent=arrival.traceparent,
+                request_digest=arrival.request_digest,
             ),
         )
 

@@ -276,6 +276,7 @@ EXPECTED: dict[str, Message] = {
         error=ErrorBody(
             message="Cancelled.", type="cancelled_error", param="model", code="cancelled", details={"after": 4}
         ),
+        request_digest="0123456789abcdef",
     ),
     "tokenize_request": TokenizeRequest(
         model="smol",

@@ -93,6 +93,16 @@ async def test_last_and_last_of_each(bus: Bus) -> None:
     assert {message.subject: message.sequence for message in found} == {subjects.out("a"): 3, subjects.out("b"): 2}
 
 
+async def test_a_message_is_found_by_its_number_while_it_is_kept(bus: Bus) -> None:
+    stream = bus.subjects.out_stream
+    for name in ("a", "b"):
+        await bus.append(bus.subjects.out("r"), item(name))
+    found = await bus.at(stream, 1, Cancel)
+    assert found is not None
+    assert (found.message.request_id, found.sequence) == ("a", 1)
+    assert await bus.at(stream, 3, Cancel) is None
+
+
 async def test_long_logs_are_read_in_pages(bus: Bus) -> None:
     await asyncio.gather(*(bus.append(bus.subjects.out("r"), item(number)) for number in range(520)))
     await bus.append(bus.subjects.out("other"), item("other"))

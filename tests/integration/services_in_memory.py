@@ -99,6 +99,10 @@ class YieldingTransport(MemoryTransport):
         await self._turn()
         return await super().read(*arguments)
 
+    async def at(self, *arguments: Any) -> Any:
+        await self._turn()
+        return await super().at(*arguments)
+
     async def last_of_each(self, *arguments: Any) -> Any:
         await self._turn()
         return await super().last_of_each(*arguments)

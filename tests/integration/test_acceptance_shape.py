@@ -142,6 +142,19 @@ async def test_a_request_sent_twice_with_one_key_is_answered_once(surface: Surfa
     assert other["id"] != first["id"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_id_belongs_to_one_request(surface: Surface, stream: bool) -> None:
+    body: Any = {"prompt": "A random number:", "max_tokens": 8, "temperature": 2, "request_id": f"one-{stream}"}
+    first, again = [await surface.whole(C, **body) for _ in range(2)]
+    assert first.shown == again.shown
+    assert (await surface.streamed(C, **body)).shown == first.shown
+    for change in ({"n": 2}, {"prompt": "Another:"}):
+        refused = await surface.http.post(C, json={**body, **change, "stream": stream})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_parameter", "request_id")
+    assert (await surface.whole(C, **body)).shown == first.shown
+
+
 # ---- keys and limits, on deployments of their own
 
 

@@ -233,6 +233,30 @@ async def test_request_repeated_while_it_waits_is_stored_once(bus: Bus, service:
         await ask(bus, request_id="a.b/c", deliver="reply")
 
 
+@pytest.mark.parametrize("change", [{"prompt": "ho"}, {"n": 2}, {"stop": ["x"]}, {"max_tokens": 3}])
+async def test_an_id_whose_request_waits_is_refused_to_another_one(
+    bus: Bus, service: TokenizerService, change: dict[str, Any]
+) -> None:
+    await ask(bus, request_id="taken")
+    with pytest.raises(InvalidParameter, match="'taken' was used before, for another request") as raised:
+        await ask(bus, request_id="taken", **change)
+    assert raised.value.param == "request_id"
+    await ask(bus, request_id="taken", timeout_s=9, user="else")  # which ask for nothing else
+    assert await bus.transport.num_messages(bus.subjects.work_stream) == 1
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_an_id_with_stored_output_is_refused_to_another_request(
+    bus: Bus, service: TokenizerService, scheduler: Scheduler, eventually: Eventually, resume: bool
+) -> None:
+    await ask(bus, request_id="done")
+    await scheduler.answer("Hello")
+    await eventually(lambda: "stored" in scheduler.events)
+    with pytest.raises(InvalidParameter, match="'done' was used before, for another request"):
+        await ask(bus, request_id="done", n=2, resume=resume)
+    await ask(bus, request_id="done", resume=resume)
+
+
 async def test_full_queue_refuses_at_once(bus: Bus, service: TokenizerService) -> None:
     await ensure_streams(bus.transport, bus.subjects, BusSettings(work_max_msgs=2))
     await ask(bus)
