@@ -63,6 +63,7 @@ class Endpoints:
         body = parse_body(EmbeddingRequest, raw)
         asked = translate_embedding(body, self._intake.default_model, await self._intake.id_of(request, raw))
         self._intake.find(asked.requests[0].model or "")
+        asked = self._intake.told_if_new(request, asked)
         spans.describe_request(asked.id, asked.requests)
         return await embed(self._pipeline, asked, request.receive)
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from schemas.errors import ModelNotFound
 from schemas.openai import Model
 from services.gateway.connection import read_json_body
+from services.gateway.embeddings import AskedEmbeddings
 from services.gateway.exchange import exchange_id
 from services.gateway.pipeline import Pipeline
 from services.gateway.resumption import IDEMPOTENCY_KEY, repeatable_id
@@ -16,6 +17,7 @@ from services.gateway.settings import Settings
 from services.gateway.translate import Translation, parse_body
 
 B = TypeVar("B", bound=BaseModel)
+Asked = TypeVar("Asked", Translation, AskedEmbeddings)
 
 
 class Intake:
@@ -43,8 +45,8 @@ class Intake:
         client = request.headers.get("authorization", "") + request.headers.get("x-api-key", "")
         return await self._pipeline.usable_id(repeatable_id(key, client, request.url.path, body))
 
-    def told_if_new(self, request: Request, translation: Translation) -> Translation:
-        """Return the translation with a word to the tokenizer when the id is our own and so has no older output."""
+    def told_if_new(self, request: Request, translation: Asked) -> Asked:
+        """Return what is asked with a word to the tokenizer when the id is our own and so has no older output."""
         if translation.id != exchange_id(request.scope):
             return translation
         requests = tuple(asked.model_copy(update={"is_new_id": True}) for asked in translation.requests)

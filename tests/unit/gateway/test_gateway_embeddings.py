@@ -120,3 +120,9 @@ async def test_the_options_of_an_embedding_mean_nothing_to_a_completion(
 ) -> None:
     await http.post("/v1/completions", json={"prompt": "a", "pooling": "mean", "dimensions": 3})
     assert (tokenizer.requests[0].pooling, tokenizer.requests[0].dimensions) == (None, None)
+
+
+async def test_only_ids_of_our_own_are_said_to_be_new(http: httpx.AsyncClient, tokenizer: ScriptedTokenizer) -> None:
+    assert (await http.post(EMBEDDINGS, json={"input": ["a", "b"]})).status_code == 200
+    assert (await http.post(EMBEDDINGS, json={"input": "a", "request_id": "mine"})).status_code == 200
+    assert [request.is_new_id for request in tokenizer.requests] == [True, True, False]
