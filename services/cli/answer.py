@@ -34,6 +34,12 @@ class Answer:
             raise from_body(chunk.error)
         return added
 
+    def remark(self) -> str:
+        """Return what to tell a person who would otherwise see nothing, empty when there is a text."""
+        if self.text:
+            return ""
+        return "The model ended its answer at once; `natterjack chat` asks it as an assistant.\n"
+
     def as_json(self) -> dict[str, Any]:
         """Return what `--json` prints."""
         usage = self.usage or Usage(prompt_tokens=0, completion_tokens=len(self.token_ids))

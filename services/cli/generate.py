@@ -1,5 +1,6 @@
 """`natterjack generate`: one prompt, its continuation on stdout."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,6 +52,8 @@ async def _generate(path: "PathToModel", request: "GenerateRequest", accept_time
         async with path.open() as bus:
             answer = await ask(bus, request, accept_timeout_s, (lambda text: None) if as_json else write_now)
             write_now((orjson.dumps(answer.as_json()).decode() if as_json else "") + "\n")
+            if not as_json:
+                sys.stderr.write(answer.remark())
     except NatterjackError as error:
         if as_json:
             write_now(ErrorReply(error=error.body()).model_dump_json() + "\n")
