@@ -163,7 +163,7 @@ fragments = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=fragments)
 def test_token_ids_equal_bpe_written_out_for_any_text(
     vocabulary: Vocabulary, reference: WrittenOutBpe, text: str
@@ -171,7 +171,7 @@ def test_token_ids_equal_bpe_written_out_for_any_text(
     assert ids_of(vocabulary, text) == reference.encode(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=fragments)
 def test_encoding_then_decoding_gives_the_text_but_for_lacking_bytes(
     vocabulary: Vocabulary, lacking: frozenset[int], text: str
@@ -188,7 +188,7 @@ def test_bytes_of_tokens_equal_transformers(vocabulary: Vocabulary, converted: A
     assert vocabulary.special_token_ids == set(converted.all_special_ids) | set(converted.added_tokens_decoder)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data(), skips=st.booleans())
 def test_pieces_joined_equal_decoding_all_at_once(
     vocabulary: Vocabulary, converted: AutoTokenizer, data: st.DataObject, skips: bool

@@ -149,8 +149,8 @@ def test_another_seed_or_position_gives_another_draw():
     [{}, {"temperature": 0.6}, {"temperature": 1.7}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1}, {"banned": (1,)}],
 )
 def test_frequencies_match_the_distribution(spec):
-    """Chi-square over 20,000 positions of one seed, at a fixed seed: the threshold is the 99.99 % quantile or more."""
-    count = 20_000
+    """Chi-square over 8,000 positions of one seed, at a fixed seed: the threshold is the 99.99 % quantile or more."""
+    count = 8_000
     drawn = tokens_drawn(LOGITS, count, **spec)
     expected = plain_distribution(LOGITS.tolist(), Sampling(position=0, seed=0, **spec))
     assert set(drawn) <= {token for token, _ in expected}
@@ -159,10 +159,10 @@ def test_frequencies_match_the_distribution(spec):
 
 
 def test_frequencies_match_over_seeds_at_one_position():
-    specs = [Sampling(position=100, seed=seed) for seed in range(20_000)]
-    drawn = Counter(sampled.token for sampled in sample(LOGITS.expand(20_000, -1), specs))
+    specs = [Sampling(position=100, seed=seed) for seed in range(8_000)]
+    drawn = Counter(sampled.token for sampled in sample(LOGITS.expand(8_000, -1), specs))
     expected = torch.softmax(LOGITS.double(), 0).tolist()
-    assert sum((drawn[token] - 20_000 * p) ** 2 / (20_000 * p) for token, p in enumerate(expected)) < 26
+    assert sum((drawn[token] - 8_000 * p) ** 2 / (8_000 * p) for token, p in enumerate(expected)) < 26
 
 
 SPECS = st.builds(
@@ -178,7 +178,7 @@ SPECS = st.builds(
 LOGIT = st.sampled_from([0.0, 1.0, -3.0, 88.0]) | st.floats(-60.0, 60.0, width=32)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(logits=st.lists(LOGIT, min_size=5, max_size=60), spec=SPECS)
 def test_draws_equal_those_of_plain_python(logits, spec):
     expected = plain_distribution(logits, spec)

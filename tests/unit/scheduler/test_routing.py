@@ -26,7 +26,7 @@ executors = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(executors, st.integers(1, 40))
 def test_the_cheapest_executor_is_found(facts: list[tuple[str, int, int]], prompt_len: int) -> None:
     states = [executor(number, *fact) for number, fact in enumerate(facts)]

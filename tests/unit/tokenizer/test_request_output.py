@@ -304,7 +304,7 @@ def test_log_that_has_lost_its_beginning_is_continued_behind_its_end() -> None:
     assert (chunk.choices[0].start, chunk.choices[0].text) == (7, "h")
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(data=st.data())
 def test_output_is_the_same_however_tokens_come_and_whoever_dies(data: st.DataObject) -> None:
     spec = {

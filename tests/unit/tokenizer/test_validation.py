@@ -264,7 +264,7 @@ requests = st.dictionaries(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(fields=requests, has_prompt=st.booleans())
 def test_any_request_is_work_or_a_coded_error(fields: dict[str, Any], has_prompt: bool) -> None:
     body = json.dumps({"prompt": "ab", **fields} if has_prompt else fields).encode()
@@ -276,7 +276,7 @@ def test_any_request_is_work_or_a_coded_error(fields: dict[str, Any], has_prompt
     assert 1 <= work.max_tokens <= MAX_MODEL_LEN - len(work.prompt_token_ids)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(body=st.binary(max_size=60))
 def test_any_bytes_are_a_coded_error(body: bytes) -> None:
     with pytest.raises(NatterjackError):

@@ -35,7 +35,7 @@ def expected(sequence):
     return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), values)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     kind=st.sampled_from(CacheKind),
     tokens=st.one_of(st.integers(1, 70), st.sampled_from([95, 96, 97, 128, 129])),

@@ -53,7 +53,7 @@ def expected(product: Product, kernels):
     return activations @ weights.T, np.abs(activations) @ (2 * largest).T
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     file_type=st.sampled_from(FILE_TYPES),
     rows=st.one_of(st.integers(1, 20), st.sampled_from([64, 95, 96, 97, 192, 256])),

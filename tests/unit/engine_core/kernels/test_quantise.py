@@ -11,7 +11,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_values_come_back_within_half_a_step_of_their_block(kernels, data):
     x = data.draw(BLOCKS.flatmap(lambda shape: arrays.arrays(np.float32, shape, elements=VALUES)))

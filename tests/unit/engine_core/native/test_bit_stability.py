@@ -19,7 +19,7 @@ from engine_core.native.engine import NativeEngine
 from engine_core.native.loading import NativeOptions, load
 
 NUM_PROMPTS = 40
-NUM_GENERATED = 6
+NUM_GENERATED = 4
 BLOCKS_EACH = 10
 MAX_ROWS = 33
 Tokens = tuple[int, ...]
