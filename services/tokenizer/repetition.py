@@ -4,8 +4,7 @@ What was asked goes as a digest with the work and into every chunk of its output
 """
 
 import hashlib
-
-import orjson
+import json
 
 from schemas.errors import InvalidParameter
 from schemas.generation import GenerateRequest
@@ -19,8 +18,8 @@ def digest_of(request: GenerateRequest) -> str:
     """Return what two requests share exactly if they ask for the same: of the known fields, in any order."""
     left_out = NOT_ASKED | (request.model_extra or {}).keys()
     asked = request.model_dump(mode="json", exclude=set(left_out), exclude_defaults=True)
-    canonical = orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)
-    return hashlib.blake2b(canonical, digest_size=DIGEST_BYTES).hexdigest()
+    canonical = json.dumps(asked, sort_keys=True)  # orjson refuses numbers that only the validation behind it should
+    return hashlib.blake2b(canonical.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def check_is_repeated(request_id: str, digest: str, known: str) -> None:

@@ -104,8 +104,8 @@ async def traffic(client: httpx.AsyncClient, num_requests: int) -> Seen:
     return seen
 
 
-CLIENT_DELAY_S = 0.1
-"""A client sees everything later than the gateway: it shares its cores with the whole deployment."""
+CLIENT_DELAY_S = 2.0
+"""A client sees everything later than the gateway: it shares its cores with the deployment and with other tests."""
 
 
 def quantile(values: list[float], part: float) -> float:

@@ -33,3 +33,8 @@ def test_only_a_known_other_request_is_refused() -> None:
     check_is_repeated("r", "a", "")
     with pytest.raises(InvalidParameter, match="'r' was used before, for another request"):
         check_is_repeated("r", "a", "b")
+
+
+def test_what_only_the_validation_refuses_has_a_digest_all_the_same() -> None:
+    asked = GenerateRequest(prompt="Hi", max_tokens=2**80)
+    assert digest_of(asked) != digest_of(GenerateRequest(prompt="Hi"))

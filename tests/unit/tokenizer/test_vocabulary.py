@@ -2,7 +2,6 @@
 
 import contextlib
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -152,13 +151,8 @@ def test_metadata_of_the_model_equals_the_gguf_package(model_path: Path) -> None
     assert metadata["tokenizer.ggml.tokens"] == [str(bytes(tokens.parts[i]), "utf-8") for i in tokens.data]
 
 
-def test_default_model_is_loaded_quickly(model_path: Path) -> None:
-    durations = []
-    for _ in range(3):
-        begin = time.process_time()
-        vocabulary = read_vocabulary(model_path)
-        durations.append(time.process_time() - begin)
-    assert min(durations) < 1.0  # some 0.3 s on an idle machine
+def test_default_model_has_its_size_context_and_end(model_path: Path) -> None:
+    vocabulary = read_vocabulary(model_path)
     assert (vocabulary.size, vocabulary.context_length, vocabulary.end_token_ids) == (49152, 8192, (2,))
 
 
