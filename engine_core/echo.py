@@ -108,6 +108,13 @@ def check(config: EngineConfig) -> str:
     """What would answer, for a person. Raises what `load` would."""
     if config.vocab_size < 1:
         raise ModelError("the echo engine has no model to take a vocabulary from; set vocab_size")
+    if config.quantise is not None or any(
+        kind != "auto" for kind in (config.device, config.dtype, config.kv_dtype, config.attention)
+    ):
+        raise ModelError(
+            "the echo engine computes nothing; leave quantise empty and device, dtype, kv_dtype and attention at auto, or "
+            "choose another engine"
+        )
     plan_pool(config)
     return "the echo engine, which has no model"
 

@@ -20,6 +20,8 @@ REFUSED = {
     "blocks that the kernels do not have": ("native", {"block_size": 8}, "block_size 8 is not a multiple of 16"),
     "more memory than there is": ("native", {"kv_cache_bytes": 10**15}, "lower num_blocks or kv_cache_bytes"),
     "more memory than there is, in torch": ("reference", {"num_blocks": 10**9}, "lower num_blocks or kv_cache_bytes"),
+    "weights in a format that nothing has": ("echo", {"quantise": "q8_0"}, "leave quantise empty"),
+    "number type where nothing is computed": ("echo", {"kv_dtype": "int8"}, "device, dtype, kv_dtype and attention"),
     "pool that holds no sequence": ("echo", {"num_blocks": 1}, "cannot hold a sequence of 64"),
 }
 
