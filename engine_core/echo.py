@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_core.batch import NO_TOKEN, NOTHING_ALLOWED, Row, Sampled, Sampling, Scored
+from engine_core.block_copies import BlockCopy, block_and_slot
 from engine_core.engine import EngineConfig, EngineInfo, Progress
 from engine_core.errors import ModelError, OutOfMemoryError
 from engine_core.row_checks import check_rows
@@ -30,7 +31,7 @@ class EchoEngine:
     def __init__(self, info: EngineInfo, step_time_s: float) -> None:
         self._info = info
         self.step_time_s = step_time_s
-        self.pool = array("i", [NOTHING_WRITTEN]) * (info.num_blocks * info.block_size)
+        self.pool = array("i", [NOTHING_WRITTEN]) * ((info.num_blocks + info.num_host_blocks) * info.block_size)
 
     @property
     def info(self) -> EngineInfo:
@@ -38,6 +39,14 @@ class EchoEngine:
 
     def warm_up(self) -> None:
         """Nothing to warm."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """See `engine_core.engine.Engine`; host blocks are the last ones of the pool."""
+        size = self._info.block_size
+        for copy in copies:
+            block_and_slot(copy, self._info.num_blocks, self._info.num_host_blocks)
+            source, target = (number * size for number in copy)
+            self.pool[target : target + size] = self.pool[source : source + size]
 
     def step(self, rows: Sequence[Row]) -> list[Sampled | None]:
         """See `engine_core.engine.Engine`; takes `step_time_s`; ValueError for rows that do not fit."""
@@ -112,8 +121,8 @@ def check(config: EngineConfig) -> str:
         kind != "auto" for kind in (config.device, config.dtype, config.kv_dtype, config.attention)
     ):
         raise ModelError(
-            "the echo engine computes nothing; leave quantise empty and device, dtype, kv_dtype and attention at auto, or "
-            "choose another engine"
+            "the echo engine computes nothing; leave quantise empty and device, dtype, kv_dtype and attention at auto, "
+            "or choose another engine"
         )
     plan_pool(config)
     return "the echo engine, which has no model"
@@ -133,6 +142,7 @@ def load(config: EngineConfig, progress: Progress) -> EchoEngine:
         max_model_len=max_model_len,
         block_size=config.block_size,
         num_blocks=num_blocks,
+        num_host_blocks=config.host_kv_cache_bytes // (TOKEN_BYTES * config.block_size),
         device="none",
         kernels="none",
     )

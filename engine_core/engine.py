@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_core.batch import Row, Sampled, Scored
+from engine_core.block_copies import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class EngineConfig:
     """What an engine is built from.
 
     `kv_cache_bytes` 0 sizes the pool from the memory that is free to this process (cgroup limit included).
+    `host_kv_cache_bytes` is host memory for blocks that are evicted from it.
     `max_model_len` 0 takes the model's own context length. `num_threads` 0 takes the cores this process may use.
     `step_time_s` is the echo engine's. `quantise` names the format that matrices of other types are brought into (see
     `engine_core.weights.quantise`). `device`, `dtype` and `attention` are the torch engine's, `kv_dtype` is how keys
@@ -32,6 +34,7 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int = 0
     kv_cache_bytes: int = 0
+    host_kv_cache_bytes: int = 0
     max_model_len: int = 0
     num_threads: int = 0
     step_time_s: float = 0.0
@@ -48,7 +51,7 @@ class EngineConfig:
 class EngineInfo:
     """What an engine turned out to be, as published in the registry.
 
-    `embedding_size`: values of a hidden state; 0: it has none to give.
+    `embedding_size`: values of a hidden state; 0: it has none to give. `num_host_blocks`: see `copy_blocks`.
     """
 
     name: str
@@ -60,6 +63,7 @@ class EngineInfo:
     device: str
     kernels: str
     embedding_size: int = 0
+    num_host_blocks: int = 0
 
 
 class Engine(Protocol):
@@ -70,6 +74,12 @@ class Engine(Protocol):
 
     def warm_up(self) -> None:
         """Run what the first request would otherwise pay for; leaves nothing in the KV pool that a request reads."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy keys and values from block to block, in order; host blocks are numbered from `num_blocks` on.
+
+        Each copy is between a block of the pool and a host block; ValueError for any other.
+        """
 
     def step(self, rows: Sequence[Row]) -> list[Sampled | None]:
         """Run all rows through the model, write their keys and values, and sample where asked.

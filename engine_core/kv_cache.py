@@ -5,12 +5,14 @@ block tables.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine_core.block_copies import BlockCopy, block_and_slot
 from engine_core.config import ModelConfig
 from engine_core.engine import EngineConfig
 from engine_core.errors import ModelError, OutOfMemoryError
@@ -32,10 +34,15 @@ class PoolPlan:
 
     num_blocks: int
     max_model_len: int
+    num_host_blocks: int = 0
 
 
-def plan_pool(config: EngineConfig, model: ModelConfig, token_bytes: int, available_bytes: int | None) -> PoolPlan:
+def plan_pool(
+    config: EngineConfig, model: ModelConfig, token_bytes: int, available_bytes: int | None, *, on_host: bool = True
+) -> PoolPlan:
     """Choose the number of blocks and the longest sequence.
+
+    `on_host`: the pool is in host memory itself, so what is kept for evicted blocks is taken from `available_bytes`.
 
     `token_bytes`: bytes the pool holds per token, over all layers. The number of blocks comes from
     `config.num_blocks`, else `config.kv_cache_bytes`, else MEMORY_SHARE of `available_bytes`, at most
@@ -52,6 +59,18 @@ def plan_pool(config: EngineConfig, model: ModelConfig, token_bytes: int, availa
         )
     wanted_len = config.max_model_len or model.context_length
     block_bytes = token_bytes * config.block_size
+    num_host_blocks = config.host_kv_cache_bytes // block_bytes
+    if config.host_kv_cache_bytes and not num_host_blocks:
+        raise ModelError(
+            f"host_kv_cache_bytes is {config.host_kv_cache_bytes}, but one block takes {block_bytes}; "
+            "raise it, or set it to 0 to keep no evicted blocks"
+        )
+    if on_host and available_bytes is not None:
+        if num_host_blocks * block_bytes > available_bytes:
+            raise OutOfMemoryError(
+                f"host_kv_cache_bytes is {config.host_kv_cache_bytes}, but {available_bytes} are free; lower it"
+            )
+        available_bytes -= num_host_blocks * block_bytes
     num_blocks, reason = choose_num_blocks(config, block_bytes, wanted_len, available_bytes)
     if available_bytes is not None and num_blocks * block_bytes > available_bytes:
         raise OutOfMemoryError(
@@ -70,7 +89,9 @@ def plan_pool(config: EngineConfig, model: ModelConfig, token_bytes: int, availa
     )
     if max_model_len < wanted_len:
         log.warning("max_model_len is %d instead of %d: the KV pool holds no more", max_model_len, wanted_len)
-    return PoolPlan(num_blocks, max_model_len)
+    if num_host_blocks:
+        log.info("%d more blocks in host memory, %.1f MiB", num_host_blocks, num_host_blocks * block_bytes / 2**20)
+    return PoolPlan(num_blocks, max_model_len, num_host_blocks)
 
 
 def choose_num_blocks(
@@ -94,6 +115,9 @@ class KvPool:
 
     The last block is scratch: no block table names it, so a warm-up may write there. All is zero at first,
     and on the CPU the system gives memory page by page as blocks are first written.
+
+    `host`, of the same type, [num_host_blocks, layers, 2, block_size, kv_heads, head_dim] in host memory, keeps blocks
+    that are copied out. CUDA: untested.
     """
 
     def __init__(
@@ -102,6 +126,7 @@ class KvPool:
         num_blocks: int,
         block_size: int,
         *,
+        num_host_blocks: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
     ) -> None:
@@ -114,6 +139,16 @@ class KvPool:
             )
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemoryError(f"{num_blocks} KV blocks cannot be allocated; lower num_blocks") from error
+        self.num_blocks = num_blocks
+        host_shape = (num_host_blocks, model.num_layers, 2, *shape[3:])
+        try:  # page-locked memory lets an accelerator copy by itself, in the order of its other work
+            self.host = (
+                zeros_on_demand(host_shape, dtype)
+                if device == CPU and num_host_blocks
+                else torch.zeros(host_shape, dtype=dtype, pin_memory=num_host_blocks > 0)
+            )
+        except (MemoryError, RuntimeError) as error:
+            raise OutOfMemoryError("the host's blocks cannot be allocated; lower host_kv_cache_bytes") from error
 
     def layer(self, index: int) -> Tensor:
         """One layer by slot (block x block_size + offset): [2, slots, kv_heads, head_dim]."""
@@ -124,6 +159,17 @@ class KvPool:
         stored_keys, stored_values = self.layer(index)
         stored_keys.index_copy_(0, slots, keys.to(stored_keys.dtype))
         stored_values.index_copy_(0, slots, values.to(stored_values.dtype))
+
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """See `engine_core.engine.Engine`."""
+        for copy in copies:
+            block, slot = block_and_slot(copy, self.num_blocks, len(self.host))
+            in_pool, in_host = self.tensor[:, :, block], self.host[slot]
+            if copy[0] == block:
+                in_host.copy_(in_pool, non_blocking=True)
+            else:
+                in_pool.copy_(in_host, non_blocking=True)
 
 
 def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

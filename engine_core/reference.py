@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine_core.attention.paged import Span, span_in_pool
 from engine_core.batch import Row, Sampled, Sampling, Scored
+from engine_core.block_copies import BlockCopy
 from engine_core.config import ModelConfig
 from engine_core.engine import EngineConfig, EngineInfo, Progress
 from engine_core.errors import ModelFileError
@@ -49,6 +50,10 @@ class ReferenceEngine:
         sampling = Sampling(position=count, seed=0)
         self.logits([Row((0,) * count, 0, (self.pool.scratch_block,), count, sampling)])
         self.logits([Row((0,), count - 1, (self.pool.scratch_block,), count, sampling)])
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """See `engine_core.engine.Engine`."""
+        self.pool.copy_blocks(copies)
 
     def step(self, rows: Sequence[Row]) -> list[Sampled | None]:
         """See `engine_core.engine.Engine`. Raises ValueError, nothing written, for rows that do not fit."""
@@ -152,7 +157,8 @@ def prepare(config: EngineConfig, name: str, options: TorchOptions) -> tuple[Ggu
     num_weights = sum(tensor.num_values for tensor in file.tensors.values())
     available_bytes = memory_beside_weights(options, num_weights, str(file.path))
     token_bytes = model_config.kv_floats_per_token * options.kv_dtype.itemsize
-    return file, model_config, plan_pool(config, model_config, token_bytes, available_bytes)
+    on_host = options.device.type == "cpu"
+    return file, model_config, plan_pool(config, model_config, token_bytes, available_bytes, on_host=on_host)
 
 
 def load_with(config: EngineConfig, progress: Progress, name: str, options: TorchOptions) -> ReferenceEngine:
@@ -161,7 +167,14 @@ def load_with(config: EngineConfig, progress: Progress, name: str, options: Torc
     file, model_config, plan = prepare(config, name, options)
     model = load_model(file, model_config, plan.max_model_len, progress, options)
     progress("kv_pool", 0.0)
-    pool = KvPool(model_config, plan.num_blocks, config.block_size, dtype=options.kv_dtype, device=options.device)
+    pool = KvPool(
+        model_config,
+        plan.num_blocks,
+        config.block_size,
+        num_host_blocks=plan.num_host_blocks,
+        dtype=options.kv_dtype,
+        device=options.device,
+    )
     progress("kv_pool", 1.0)
     info = EngineInfo(
         name=name,
@@ -173,6 +186,7 @@ def load_with(config: EngineConfig, progress: Progress, name: str, options: Torc
         device=str(options.device),
         kernels=options.describe(),
         embedding_size=model_config.hidden_size,
+        num_host_blocks=plan.num_host_blocks,
     )
     return ReferenceEngine(model, pool, info)
 

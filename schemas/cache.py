@@ -11,6 +11,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, WrapSerializer
 
 from schemas.codec import Message, Part
 
+BlockCopy = tuple[int, int]
+"""From one block to another one: below `num_blocks` the executor's own, from there on those in its host memory."""
+
 
 class Lease(Part):
     """The blocks of one sequence, in order of position; the first ones are full, computed, and known by `keys`."""
@@ -24,12 +27,13 @@ class OpenPool(Part):
     """Take over an executor's pool: forget the leases of lower epochs, and hold exactly `leases`.
 
     `incarnation` names one life of the executor: another one means that the tensors are gone. Leases may share blocks
-    that hold the same prefix.
+    that hold the same prefix. What `num_host_blocks` hold is forgotten: nobody knows which copies were done.
     """
 
     op: Literal["open"] = "open"
     incarnation: str
     num_blocks: int
+    num_host_blocks: int = 0
     block_size: int
     leases: tuple[Lease, ...] = ()
 
@@ -86,7 +90,10 @@ Operation = Annotated[
 
 
 class CacheCommand(Message):
-    """Operations on one executor's pool, applied in order: at most one command per step."""
+    """Operations on one executor's pool, applied in order: at most one command per step.
+
+    The sender has heard of `num_copies` block copies in this epoch; the answer repeats all later ones.
+    """
 
     SCHEMA: ClassVar[str] = "cache_command"
 
@@ -94,22 +101,28 @@ class CacheCommand(Message):
     executor: str
     epoch: int
     operations: tuple[Operation, ...]
+    num_copies: int = 0
 
 
 class Grant(Part):
     """The answer to an acquire or extend: the blocks, or `granted` false when the pool has too few (nothing is leased).
 
-    The first `num_cached` tokens are in the blocks already.
+    The first `num_cached` tokens are in the blocks already; the last `num_loaded` of these once the reply's copies are
+    done.
     """
 
     sequence: int
     granted: bool = True
     blocks: tuple[int, ...] = ()
     num_cached: int = 0
+    num_loaded: int = 0
 
 
 class CacheReply(Message):
     """One grant per acquire and extend, in order; the pool's state after the command.
+
+    `copies` between blocks are to be done in this order, before the next plan runs anything: all those of this epoch
+    but the first `num_copies`.
 
     `num_flushes`: how often everything findable was forgotten, in the life of this cache manager. `manager_epoch` rises
     whenever another cache manager gets the books: an answer of a lower one counts no more.
@@ -121,4 +134,6 @@ class CacheReply(Message):
     num_free: int = 0
     num_blocks: int = 0
     num_flushes: int = 0
+    copies: tuple[BlockCopy, ...] = ()
+    num_copies: int = 0
     manager_epoch: int = 0

@@ -30,7 +30,7 @@ class ExecutorCapacity(Part):
     """What an executor can hold, known once its engine has loaded.
 
     `embedding_size`: values of an embedding; 0 when the engine gives none. `weights_version` names the weights: what
-    others have computed is not shared.
+    others have computed is not shared. `num_host_blocks` keep in host memory what was evicted from `num_blocks`.
     """
 
     engine: str
@@ -43,6 +43,7 @@ class ExecutorCapacity(Part):
     num_blocks: int
     embedding_size: int = 0
     weights_version: str = ""
+    num_host_blocks: int = 0
 
 
 class Registration(Message):

@@ -6,6 +6,7 @@ feeds its own last token. So a plan can be sent before the result of the step be
 
 from typing import ClassVar, Literal
 
+from schemas.cache import BlockCopy
 from schemas.codec import Message, Part
 from schemas.sampling import SamplingParams
 
@@ -50,8 +51,8 @@ class Run(Part):
 class StepPlan(Message):
     """One step's work. Steps of an epoch are numbered from 1; a higher epoch forgets every sequence of a lower one.
 
-    Applied in the order `drop`, `new`, `run`. A `run` of a sequence that the executor has finished by itself is
-    skipped.
+    Applied in the order `drop`, `copies`, `new`, `run`. A `run` of a sequence that the executor has finished by itself
+    is skipped.
     """
 
     SCHEMA: ClassVar[str] = "step_plan"
@@ -60,6 +61,7 @@ class StepPlan(Message):
     epoch: int
     step: int
     drop: tuple[int, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
     new: tuple[NewSequence, ...] = ()
     run: tuple[Run, ...] = ()
 

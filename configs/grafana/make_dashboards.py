@@ -137,6 +137,8 @@ SCHEDULER = Board(
                 },
                 "percentunit",
             ),
+            Panel("Host blocks in use", {"{{executor}}": "natterjack_kv_cache_host_usage_perc"}, "percentunit"),
+            Panel("Tokens loaded from host memory", {"loaded": rate("prefix_cache_host_hits_total")}),
         ],
         "Ends": [
             Panel("From cancellation to the end", quantiles("time_to_abort_seconds"), "s"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from engine_core.kernels.build import KernelsUnavailableError, library_for
 from engine_core.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, best_instruction_set, cpu_flags
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 
 class Role(IntEnum):
@@ -90,6 +90,8 @@ SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "nj_model_set_matrix": (c_int32, [c_void_p, *[c_int32] * 5, c_void_p]),
     "nj_model_set_norm": (c_int32, [c_void_p, c_int32, c_int32, c_void_p]),
     "nj_model_step": (c_int32, [c_void_p, POINTER(Batch)]),
+    "nj_model_block_bytes": (c_int64, [c_void_p]),
+    "nj_model_copy_block": (c_int32, [c_void_p, c_int32, c_int32, c_void_p]),
     "nj_multiply": (c_int32, [*[c_int32] * 4, c_void_p, c_void_p, c_void_p, c_int32]),
     "nj_quantise": (None, [c_int32, c_int32, c_void_p, c_void_p, c_void_p]),
     "nj_exp2": (None, [c_int32, c_void_p, c_void_p]),

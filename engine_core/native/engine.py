@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_core.batch import Row, Sampled, Sampling, Scored
+from engine_core.block_copies import BlockCopy, block_and_slot
 from engine_core.engine import EngineInfo
 from engine_core.native.step_arrays import Float32s, Int32s, StepArrays, arrays_of, last_tokens
 from engine_core.row_checks import check_rows
@@ -28,6 +29,7 @@ class NativeEngine:
         self._library = library
         self._model = model
         self._info = info
+        self._host = np.zeros((info.num_host_blocks, library.nj_model_block_bytes(model)), dtype=np.uint8)
         self._logits = np.empty((0, info.vocab_size), dtype=np.float32)
         # Sampling a few rows gains nothing from threads, and a second team of them would fight the model's for cores.
         torch.set_num_threads(1)
@@ -49,6 +51,12 @@ class NativeEngine:
         for sampling in (greedy, random):
             self._sample([Row((0,) * count, 0, (self.scratch_block,), count, sampling)])
             self._sample([Row((0,), count - 1, (self.scratch_block,), count, sampling)])
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """See `engine_core.engine.Engine`."""
+        for copy in copies:
+            block, slot = block_and_slot(copy, self._info.num_blocks, self._info.num_host_blocks)
+            self._library.nj_model_copy_block(self._model, block, copy[1] == block, self._host[slot].ctypes.data)
 
     def step(self, rows: Sequence[Row]) -> list[Sampled | None]:
         """See `engine_core.engine.Engine`. Raises ValueError, nothing written, for rows that do not fit.

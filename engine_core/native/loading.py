@@ -116,6 +116,7 @@ def load(config: EngineConfig, progress: Progress, options: NativeOptions | None
         device="cpu",
         kernels=library.nj_instruction_set().decode(),
         embedding_size=model_config.hidden_size,
+        num_host_blocks=plan.num_host_blocks,
     )
     threads = min(config.num_threads or usable_cores(), MAX_THREADS)
     log.info(

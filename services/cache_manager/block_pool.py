@@ -2,24 +2,31 @@
 
 A full, computed block may be known by a key that names its content and everything before it; sequences with the same
 prefix share it. A block that nobody holds stays findable until it is needed for something else, least recently used
-first. Invariant: a block is free exactly when no lease names it, and a key names one block.
+first. Then a host tier may keep its content, from where it is loaded into another block. Invariant: a block is free
+exactly when no lease names it, and a key names one block.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+
+from services.cache_manager.host_tier import HostTier
 
 
 @dataclass(slots=True)
 class _Lease:
+    """`num_shared` of the first blocks were found, the next `num_loaded` are loaded from the host tier."""
+
     blocks: list[int]
     num_shared: int = 0
+    num_loaded: int = 0
 
 
 class BlockPool:
-    """Free list, leases and prefix index over `num_blocks` blocks of `block_size` tokens."""
+    """Free list, leases and prefix index over `num_blocks` blocks of `block_size` tokens; `host` is a second level."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.host = HostTier(num_blocks, 0)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -39,14 +46,22 @@ class BlockPool:
         return tuple(lease.blocks) if lease is not None else ()
 
     def num_cached(self, sequence: int) -> int:
-        """Return how many tokens were in the sequence's blocks when it got them."""
+        """Return how many tokens were in the sequence's blocks when it got them, loaded ones included."""
         lease = self._leases.get(sequence)
-        return lease.num_shared * self.block_size if lease is not None else 0
+        return (lease.num_shared + lease.num_loaded) * self.block_size if lease is not None else 0
+
+    def num_loaded(self, sequence: int) -> int:
+        """Return how many of these tokens are loaded from the host tier."""
+        lease = self._leases.get(sequence)
+        return lease.num_loaded * self.block_size if lease is not None else 0
 
     # ---- leases
 
     def acquire(self, sequence: int, num_tokens: int, keys: Sequence[str]) -> bool:
         """Lease blocks for a new sequence, sharing its longest known prefix; False when too few are free.
+
+        What follows of the prefix in the host tier is loaded into blocks of the sequence's own. They cannot be found
+        before they are registered: until then nobody knows that the copies were done.
 
         Asked again for a sequence that holds a lease, it only makes that lease long enough.
         """
@@ -57,7 +72,14 @@ class BlockPool:
                 return False
             for block in shared:
                 self._hold(block)
-            self._leases[sequence] = _Lease(shared, len(shared))
+            num_shared = len(shared)
+            stored = self.host.find(keys[num_shared : num_tokens // self.block_size])
+            spared = frozenset(stored)
+            for key in stored:
+                block = self._take(spared)
+                self.host.load(key, block)
+                shared.append(block)
+            self._leases[sequence] = _Lease(shared, num_shared, len(stored))
         return self.cover(sequence, num_tokens)
 
     def cover(self, sequence: int, num_tokens: int) -> bool:
@@ -67,10 +89,7 @@ class BlockPool:
         if needed > len(self._free):
             return False
         for _ in range(needed):
-            block = next(iter(self._free))
-            self._forget(block)
-            self._hold(block)
-            lease.blocks.append(block)
+            lease.blocks.append(self._take())
         self._leases[sequence] = lease
         return True
 
@@ -106,6 +125,16 @@ class BlockPool:
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def _take(self, spared: Collection[str] = ()) -> int:
+        """Hold the free block that is missed least; the host tier keeps its content, if not in place of `spared`."""
+        block = next(iter(self._free))
+        key = self._key_of.pop(block, None)
+        if key is not None:
+            del self._block_of[key]
+            self.host.store(key, block, spared)
+        self._hold(block)
+        return block
+
     def _hold(self, block: int) -> None:
         self._holders[block] += 1
         self._free.pop(block, None)
@@ -120,8 +149,8 @@ class BlockPool:
                 self._key_of[block] = key
 
     def flush(self) -> int:
-        """Forget what every block contains; leases stay. Returns how many blocks were findable."""
-        num_findable = len(self._block_of)
+        """Forget what every block contains, here and in the host tier; leases stay. Returns how many were findable."""
+        num_findable = len(self._block_of) + self.host.flush()
         self._block_of.clear()
         self._key_of.clear()
         return num_findable
@@ -134,8 +163,3 @@ class BlockPool:
                 break
             found.append(block)
         return found
-
-    def _forget(self, block: int) -> None:
-        key = self._key_of.pop(block, None)
-        if key is not None:
-            del self._block_of[key]

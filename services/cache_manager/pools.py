@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from schemas.cache import Acquire, CacheCommand, CacheReply, Extend, Grant, OpenPool, Operation, Register, Release
 from schemas.errors import InvalidRequest, PoolUnknown, StaleEpoch
 from services.cache_manager.block_pool import BlockPool
+from services.cache_manager.host_tier import HostTier
 
 
 @dataclass(slots=True)
@@ -40,12 +41,15 @@ class Pools:
             owned = self._open(command, opening[0])
         if owned is None or owned.epoch != command.epoch:
             raise PoolUnknown(f"The pool of {command.executor} is not open in epoch {command.epoch}.")
+        owned.pool.host.hear(command.num_copies)
         grants = [grant for operation in command.operations if (grant := _run(owned.pool, operation)) is not None]
         return CacheReply(
             grants=tuple(grants),
             num_free=owned.pool.num_free,
             num_blocks=owned.pool.num_blocks,
             num_flushes=self._num_flushes,
+            copies=owned.pool.host.copies,
+            num_copies=owned.pool.host.num_heard,
         )
 
     def _open(self, command: CacheCommand, opening: OpenPool) -> _OwnedPool:
@@ -57,6 +61,7 @@ class Pools:
             pool.restore((lease.sequence, lease.blocks, lease.keys) for lease in opening.leases)
         except ValueError as error:
             raise InvalidRequest(f"The pool of {command.executor} cannot be opened: {error}.") from None
+        pool.host = HostTier(opening.num_blocks, opening.num_host_blocks, command.num_copies)
         owned = self._pools[command.executor] = _OwnedPool(command.epoch, opening.incarnation, pool)
         return owned
 
@@ -70,6 +75,11 @@ class Pools:
         """Return the leased part of each executor's blocks, 0 to 1."""
         pools = {name: owned.pool for name, owned in self._pools.items() if owned.pool.num_blocks}
         return {(name,): 1 - pool.num_free / pool.num_blocks for name, pool in pools.items()}
+
+    def host_usage_by_executor(self) -> dict[tuple[str, ...], float]:
+        """Return the part of each executor's host blocks that holds something, 0 to 1; 0 where there are none."""
+        tiers = {name: owned.pool.host for name, owned in self._pools.items()}
+        return {(name,): tier.num_used / max(1, tier.num_host_blocks) for name, tier in tiers.items()}
 
     def flush(self) -> dict[str, int]:
         """Forget what is findable, in all pools; leases stay. Returns the number of such blocks by executor."""
@@ -99,6 +109,7 @@ def _run(pool: BlockPool, operation: Operation) -> Grant | None:
                 granted=granted,
                 blocks=pool.blocks_of(operation.sequence) if granted else (),
                 num_cached=pool.num_cached(operation.sequence) if granted else 0,
+                num_loaded=pool.num_loaded(operation.sequence) if granted else 0,
             )
         case Extend():
             granted = pool.cover(operation.sequence, operation.num_tokens)

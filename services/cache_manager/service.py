@@ -35,7 +35,9 @@ class CacheManagerService:
         self._server: Server[CacheCommand] | None = None
         self._queries = context.metrics.counter("prefix_cache_queries_total")
         self._hits = context.metrics.counter("prefix_cache_hits_total")
+        self._host_hits = context.metrics.counter("prefix_cache_host_hits_total")
         context.metrics.gauges("kv_cache_usage_perc", self._pools.usage_by_executor)
+        context.metrics.gauges("kv_cache_host_usage_perc", self._pools.host_usage_by_executor)
 
     async def start(self) -> None:
         """Serve the model's cache subject, or stand by while another instance does."""
@@ -76,6 +78,8 @@ class CacheManagerService:
             raise Unavailable("This cache manager cannot be certain that it still owns the books.")
         reply = self._pools.apply(command).model_copy(update={"manager_epoch": self._ownership.epoch})
         cached = {grant.sequence: grant.num_cached for grant in reply.grants}
+        loaded = {grant.sequence: grant.num_loaded for grant in reply.grants}
+        self._host_hits.add(sum(loaded.values()))
         for operation in command.operations:
             if isinstance(operation, Acquire):
                 self._queries.add(operation.num_tokens)
@@ -89,6 +93,7 @@ class CacheManagerService:
                         "natterjack.request_id": operation.request_id,
                         "natterjack.num_tokens": operation.num_tokens,
                         "gen_ai.usage.cache_read.input_tokens": cached.get(operation.sequence, 0),
+                        "natterjack.num_loaded_tokens": loaded.get(operation.sequence, 0),
                     },
                 )
         return reply

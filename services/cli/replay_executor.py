@@ -62,6 +62,8 @@ class PlanFeed:
         return plan.model_copy(update={"step": plan.step - self._offset})
 
     def _follow(self, plan: StepPlan) -> None:
+        for source, target in plan.copies:
+            (self._known.add if source in self._known else self._known.discard)(target)
         for new in plan.new:
             used = new.blocks[: -(-new.num_computed // self.block_size)]
             if not self._known.issuperset(used):
@@ -153,11 +155,12 @@ def _values(capture: Capture, token: str, instances: RecordedInstances) -> dict[
         longest = max([longest, *(new.max_len for new in plan.new)])
         for blocks in (*(new.blocks for new in plan.new), *(run.blocks for run in plan.run)):
             last_block = max([last_block, *blocks])
+    num_blocks = max(last_block + 1, -(-longest // capacity.block_size))
     return {
         **values,
         "executor.engine": capacity.engine,
         "executor.block_size": capacity.block_size,
-        "executor.num_blocks": max(last_block + 1, -(-longest // capacity.block_size)),
+        "executor.num_blocks": capacity.num_blocks if capacity.num_host_blocks else num_blocks,  # host's are behind
         "model.max_model_len": longest,
     }
 

@@ -115,6 +115,7 @@ class EngineThread:
             self._answer_again(plan)
             return
         started = time.perf_counter()
+        engine.copy_blocks(plan.copies)
         sampled = _run(engine, rows)
         duration_s = time.perf_counter() - started
         result = self._sequences.finish(plan, sampled, time.time())

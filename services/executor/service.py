@@ -192,4 +192,5 @@ def _capacity(info: EngineInfo, weights: str) -> ExecutorCapacity:
         num_blocks=info.num_blocks,
         weights_version=weights,
         embedding_size=info.embedding_size,
+        num_host_blocks=info.num_host_blocks,
     )

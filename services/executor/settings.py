@@ -21,6 +21,12 @@ class ExecutorSettings(Section):
     replicas: int = Field(default=1, ge=1, le=64, description="instances that the supervisor starts")
     num_threads: int = Field(default=0, ge=0, le=1024, description="threads that compute; 0: one per core")
     kv_cache_bytes: int = Field(default=0, ge=0, description="memory for KV blocks, in bytes; 0: chosen by the engine")
+    host_kv_cache_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="host memory for KV blocks that are evicted from the pool, in bytes: they are loaded again instead "
+        "of being computed; 0: none",
+    )
     num_blocks: int = Field(default=0, ge=0, description="KV blocks; 0: as many as kv_cache_bytes holds")
     block_size: int = Field(default=16, ge=1, le=1024, description="tokens in one KV block")
     quantise: Literal["q8_0", "q4_0", "q4_1"] | None = Field(

@@ -127,6 +127,8 @@ def _cache_reply(captured: Captured, tracker: RequestTracker, teller: Teller) ->
         cached = grant.get("num_cached", 0)
         teller.num_cached = max(teller.num_cached, cached)
         known = f", {cached} tokens are in them already" if cached else ""
+        if loaded := grant.get("num_loaded", 0):
+            known += f", {loaded} of these once they are loaded from host memory"
         yield f"granted {len(grant.get('blocks', ()))} blocks{known} ({room})", False
 
 

@@ -80,6 +80,8 @@ METRICS: dict[str, Metric] = {
     "kv_cache_usage_perc": Metric("gauge", "Part of the KV blocks that is leased, 0 to 1.", ("executor",)),
     "prefix_cache_queries_total": Metric("counter", "Tokens that were looked up in the prefix cache."),
     "prefix_cache_hits_total": Metric("counter", "Tokens that were found in the prefix cache."),
+    "prefix_cache_host_hits_total": Metric("counter", "Tokens of these that are loaded from host memory."),
+    "kv_cache_host_usage_perc": Metric("gauge", "Part of the host's KV blocks that is in use, 0 to 1.", ("executor",)),
     "cache_config_info": Metric("gauge", "Shape of an executor's KV pool.", ("executor", "block_size", "num_blocks")),
     # the executor
     "step_seconds": Metric(

@@ -8,14 +8,14 @@ import itertools
 from collections import deque
 from dataclasses import dataclass
 
-from schemas.cache import Acquire, CacheReply, Extend, Grant, Lease, OpenPool, Operation, Register, Release
+from schemas.cache import CacheReply, Grant, OpenPool, Operation
 from schemas.control import ExecutorCapacity
 from schemas.step import FinishReason, Run, SampledToken, StepPlan, StepResult, TokenLogprob
 from services.scheduler.block_keys import naming_of
-from services.scheduler.known_prefixes import KnownPrefixes
+from services.scheduler.block_leases import BlockLeases
 from services.scheduler.message_sizes import fitting
 from services.scheduler.pace import Pace
-from services.scheduler.planner import Allocation, Limits, plan_step, to_extend, victim
+from services.scheduler.planner import Allocation, Limits, plan_step, victim
 from services.scheduler.requests import Sequence
 
 TOKENS_PER_ACTIVE = 64
@@ -73,10 +73,8 @@ class ExecutorState:
         self._numbers = itertools.count(1)
         self._next_step = 1
         self._drops: list[int] = []
-        self._releases: list[Register | Release] = []
-        self._is_full = False
-        self.known = KnownPrefixes(capacity.num_blocks)
-        self.num_free_blocks = capacity.num_blocks
+        self._leases = BlockLeases(capacity, limits, self.naming)
+        self.known = self._leases.known
 
     # ---- sequences in and out
 
@@ -94,7 +92,7 @@ class ExecutorState:
         """
         num_active = self.num_active
         self.load = sum(self._prefill_left.values()) + num_active * TOKENS_PER_ACTIVE
-        self.may_admit = num_active == 0 or (not self._is_full and num_active < self._limits.max_num_seqs)
+        self.may_admit = num_active == 0 or (not self._leases.is_full and num_active < self._limits.max_num_seqs)
 
     def holds(self, sequence: Sequence) -> bool:
         """Tell whether this sequence runs here or is about to."""
@@ -116,17 +114,12 @@ class ExecutorState:
         if self.running.pop(number, None) is not None:
             if sequence.is_known:
                 self._drops.append(number)
-                self.num_wasted += sequence.num_planned - sequence.num_computed  # it is computed before the drop comes
-            self._release(sequence)
+                # It is computed before the drop comes; what was cached needed no computing.
+                self.num_wasted += sequence.num_planned - max(sequence.num_computed, sequence.num_cached)
+            self._leases.release(sequence)
         elif self._acquiring.pop(number, None) is not None:
-            self._release(sequence)
+            self._leases.release(sequence)
         self._weigh()
-
-    def _release(self, sequence: Sequence) -> None:
-        """Give the blocks back, but let those be found again that were computed."""
-        self._releases += [*self._register(sequence), Release(sequence=sequence.number)]
-        self.known.end(sequence.keys, sequence.number)
-        self._is_full = False
 
     def abandon(self) -> list[Sequence]:
         """End this epoch: return every sequence, ready to wait again."""
@@ -160,7 +153,15 @@ class ExecutorState:
         new = tuple(a.sequence.to_new_sequence() for a in allocations if not a.sequence.is_known)
         runs = tuple(self._run(allocation.sequence, allocation.num_tokens) for allocation in allocations)
         drops, self._drops = tuple(self._drops), []
-        plan = StepPlan(scheduler=scheduler, epoch=self.epoch, step=self._next_step, drop=drops, new=new, run=runs)
+        plan = StepPlan(
+            scheduler=scheduler,
+            epoch=self.epoch,
+            step=self._next_step,
+            drop=drops,
+            copies=self._leases.take_copies(),
+            new=new,
+            run=runs,
+        )
         computed = {allocation.sequence.number: allocation.sequence.num_planned for allocation in allocations}
         num_prompt_tokens = sum(run.num_tokens for run in runs if run.num_tokens > 1)
         self._in_flight.append(_InFlight(self._next_step, now_s, computed, num_prompt_tokens))
@@ -242,68 +243,27 @@ class ExecutorState:
         del self.running[sequence.number]
         self._prefill_left.pop(sequence.number, None)
         sequence.status, sequence.finish_reason = "finished", reason
-        self._release(sequence)
+        self._leases.release(sequence)
 
     # ---- leases
 
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody held when the cache manager last answered."""
+        return self._leases.num_free_blocks
+
+    @property
+    def num_copies(self) -> int:
+        """Block copies that were heard of in this epoch, which every cache command tells."""
+        return self._leases.num_copies
+
     def open_pool(self) -> OpenPool:
         """Return the operation that makes the cache manager know this pool, with the leases held now."""
-        held = tuple(
-            Lease(sequence=number, blocks=tuple(s.blocks), keys=tuple(s.keys[: s.num_registered]))
-            for number, s in self.running.items()
-        )
-        return OpenPool(
-            incarnation=self.incarnation,
-            num_blocks=self.capacity.num_blocks,
-            block_size=self.capacity.block_size,
-            leases=held,
-        )
+        return self._leases.open_pool(self.incarnation, self.running.values())
 
     def cache_operations(self) -> list[Operation]:
-        """Return what to ask of the cache manager now: releases first, then extensions, then acquisitions.
-
-        New blocks are made findable along with other operations; only those of a prompt are worth a message of their
-        own.
-        """
-        operations: list[Operation] = [*self._releases]
-        self._releases = []
-        needs = self._needs()
-        if operations or needs or any(self._has_new_prompt_block(s) for s in self.running.values()):
-            for s in self.running.values():
-                operations += self._register(s)
-        return operations + needs
-
-    def _needs(self) -> list[Operation]:
-        operations: list[Operation] = []
-        lookahead = 1 if self._is_full else self._limits.lookahead_tokens
-        for s in self._to_extend():
-            operations.append(Extend(sequence=s.number, num_tokens=s.num_to_cover(lookahead), num_held=len(s.blocks)))
-        for number, s in self._acquiring.items():
-            operations.append(
-                Acquire(
-                    sequence=number,
-                    request_id=s.request.work.request_id,
-                    num_tokens=s.num_to_cover(lookahead),
-                    keys=s.prefix_keys(self.naming),
-                    traceparent=s.request.traceparent,
-                )
-            )
-        return operations
-
-    def _has_new_prompt_block(self, sequence: Sequence) -> bool:
-        end = min(sequence.num_computed, sequence.prompt_len)
-        return end // self.capacity.block_size > sequence.num_registered
-
-    def _register(self, sequence: Sequence) -> list[Register]:
-        """Return what makes the sequence's newly computed full blocks findable."""
-        first, block_size = sequence.num_registered, self.capacity.block_size
-        num_full = min(sequence.num_computed, len(sequence.tokens)) // block_size
-        if num_full <= first:
-            return []
-        keys = tuple(sequence.name_blocks(self.naming)[first:num_full])
-        sequence.num_registered = num_full
-        self.known.remember(keys)
-        return [Register(sequence=sequence.number, first=first, keys=keys)]
+        """Return what to ask of the cache manager now; each is asked for once."""
+        return self._leases.operations(self.running.values(), self._acquiring.values())
 
     def num_to_compute(self, sequence: Sequence) -> int:
         """Return, by what is known, how many tokens of a waiting sequence are not cached here."""
@@ -314,22 +274,16 @@ class ExecutorState:
         """Tell whether the first block that the sequence lacks is being computed here for another one."""
         return self.known.is_computing(sequence.prefix_keys(self.naming))
 
-    def _to_extend(self) -> list[Sequence]:
-        """A full pool is asked only for what keeps a sequence from running: it would refuse a look-ahead for ever."""
-        if self._is_full:
-            return [s for s in self.running.values() if self._is_starved(s)]
-        return to_extend(self.running.values(), self.capacity.block_size, self._limits)
-
     def apply_grants(self, reply: CacheReply) -> tuple[list[Sequence], list[Sequence]]:
         """Take the answer; returns (sequences that may run now, sequences that must wait again).
 
         A first refusal only ends the look-ahead: a sequence is preempted when not even the next token finds a block.
         """
-        self.num_free_blocks = reply.num_free
-        self.known.hear_of_flushes(reply.num_flushes)
+        leases = self._leases
+        leases.hear(reply)
         admitted: list[Sequence] = []
         returned: list[Sequence] = []
-        was_full, is_short = self._is_full, False
+        was_full, is_short = leases.is_full, False
         for grant in reply.grants:
             if grant.sequence in self._acquiring:
                 sequence = self._acquiring.pop(grant.sequence)
@@ -337,35 +291,23 @@ class ExecutorState:
             elif grant.sequence in self.running:
                 sequence = self.running[grant.sequence]
                 sequence.blocks.extend(grant.blocks)
-                self._is_full |= not grant.granted
-                is_short |= was_full and not grant.granted and self._is_starved(sequence)
+                leases.is_full |= not grant.granted
+                is_short |= was_full and not grant.granted and leases.is_starved(sequence)
         if is_short and (lowest := victim(self.running.values(), self._limits)) is not None:
             returned.append(self._preempt(lowest))
         self._weigh()
         return admitted, returned
 
     def _begin(self, sequence: Sequence, grant: Grant) -> bool:
-        if not grant.granted:
-            self._is_full = True
-            self.known.end(sequence.keys, sequence.number)
-            self._prefill_left.pop(sequence.number, None)
-            sequence.reset()
+        if not self._leases.begin(sequence, grant):
+            self._prefill_left.pop(grant.sequence, None)
             return False
-        sequence.blocks = list(grant.blocks)
-        sequence.num_cached = sequence.num_planned = sequence.num_computed = grant.num_cached
-        sequence.num_registered = grant.num_cached // self.capacity.block_size
-        self.known.remember(sequence.keys[: sequence.num_registered])
-        sequence.status = "running"
         self.running[sequence.number] = sequence
         return True
-
-    def _is_starved(self, sequence: Sequence) -> bool:
-        """Tell whether the lease does not cover the sequence's next token."""
-        return len(sequence.blocks) * self.capacity.block_size <= sequence.num_planned < sequence.max_len - 1
 
     def _preempt(self, sequence: Sequence) -> Sequence:
         """Free the blocks of one sequence; nothing else is admitted before more come back."""
         self.remove(sequence)
         sequence.reset()
-        self._is_full = True
+        self._leases.is_full = True
         return sequence

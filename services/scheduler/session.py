@@ -215,13 +215,20 @@ class ExecutorSession:
         self._events.changed()
 
     async def _command(self, state: ExecutorState, scheduler: str, operations: list[Operation]) -> CacheReply:
-        """Send the operations, in as many messages as they need, and return all grants with the last reply."""
+        """Send the operations, in as many messages as they need, and return all grants with the last reply.
+
+        Each reply has all copies that the state has not heard of, so the last one has those of every part.
+        """
         opening: list[Operation] = [] if self._is_open else [state.open_pool()]
         subject = self._bus.subjects.cache(self._model)
         grants: list[Grant] = []
         for part in cut(opening + operations, self._bus.transport.max_payload // 2):
             command = CacheCommand(
-                scheduler=scheduler, executor=self.executor, epoch=state.epoch, operations=tuple(part)
+                scheduler=scheduler,
+                executor=self.executor,
+                epoch=state.epoch,
+                operations=tuple(part),
+                num_copies=state.num_copies,
             )
             reply = await self._bus.request(subject, command, CacheReply, timeout_s=CACHE_TIMEOUT_S)
             grants += reply.grants

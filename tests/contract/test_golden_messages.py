@@ -157,6 +157,7 @@ EXPECTED: dict[str, Message] = {
             OpenPool(
                 incarnation="a1",
                 num_blocks=128,
+                num_host_blocks=256,
                 block_size=16,
                 leases=(Lease(sequence=1, blocks=(0, 1), keys=("aa",)),),
             ),
@@ -165,12 +166,15 @@ EXPECTED: dict[str, Message] = {
             Register(sequence=1, first=1, keys=("cc",)),
             Release(sequence=1),
         ),
+        num_copies=7,
     ),
     "cache_reply": CacheReply(
-        grants=(Grant(sequence=2, blocks=(2, 3), num_cached=16), Grant(sequence=1, granted=False)),
+        grants=(Grant(sequence=2, blocks=(2, 3), num_cached=32, num_loaded=16), Grant(sequence=1, granted=False)),
         num_free=124,
         num_blocks=128,
         num_flushes=2,
+        copies=((3, 128), (140, 3)),
+        num_copies=7,
         manager_epoch=3,
     ),
     "step_plan": StepPlan(
@@ -178,6 +182,7 @@ EXPECTED: dict[str, Message] = {
         epoch=4,
         step=12,
         drop=(7,),
+        copies=((3, 128), (140, 3)),
         new=(
             NewSequence(
                 sequence=9,

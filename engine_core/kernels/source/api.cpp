@@ -37,6 +37,12 @@ int32_t nj_model_set_norm(nj_model* model, int32_t norm, int32_t layer, const fl
 
 int32_t nj_model_step(nj_model* model, const nj_batch* batch) { return model->model.step(*batch) ? 0 : -1; }
 
+int64_t nj_model_block_bytes(const nj_model* model) { return static_cast<int64_t>(model->model.block_bytes()); }
+
+int32_t nj_model_copy_block(nj_model* model, int32_t block, int32_t to_cache, uint8_t* host) {
+  return model->model.copy_block(block, to_cache != 0, host) ? 0 : -1;
+}
+
 int32_t nj_multiply(int32_t file_type, int32_t m, int32_t n, int32_t k, const uint8_t* tensor, const float* x, float* y,
                     int32_t num_threads) {
   using namespace nj;

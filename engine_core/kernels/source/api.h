@@ -6,7 +6,7 @@
 extern "C" {
 #endif
 
-#define NJ_ABI_VERSION 2
+#define NJ_ABI_VERSION 3
 
 typedef struct nj_model nj_model;
 
@@ -52,6 +52,10 @@ int32_t nj_model_set_matrix(nj_model* model, int32_t role, int32_t layer, int32_
 int32_t nj_model_set_norm(nj_model* model, int32_t norm, int32_t layer, const float* weights);
 // 0, or -1 for a token, position or block out of range (nothing was computed then).
 int32_t nj_model_step(nj_model* model, const nj_batch* batch);
+// What one cache block takes in host memory, over all layers.
+int64_t nj_model_block_bytes(const nj_model* model);
+// Copy a cache block from `host` (to_cache 1) or to it (0); -1: no such block.
+int32_t nj_model_copy_block(nj_model* model, int32_t block, int32_t to_cache, uint8_t* host);
 
 // --- single kernels, for tests and benchmarks ---
 // y[m][n] = x[m][k] times the transposed tensor [n][k]; -1: type not supported.

@@ -139,4 +139,15 @@ bool Model::step(const nj_batch& batch) {
   return true;
 }
 
+// In host memory a block is contiguous: layer by layer.
+bool Model::copy_block(int block, bool to_cache, uint8_t* host) {
+  if (block < 0 || block >= shape_.num_blocks) return false;
+  const size_t size = cache_shape_.block_bytes();
+  for (int layer = 0; layer < shape_.num_layers; layer++, host += size) {
+    uint8_t* in_cache = cache_layer(layer) + size * block;
+    std::memcpy(to_cache ? in_cache : host, to_cache ? host : in_cache, size);
+  }
+  return true;
+}
+
 }  // namespace nj

@@ -60,6 +60,8 @@ class Model {
   bool set_matrix(int role, int layer, int32_t file_type, int num_rows, int num_columns, const uint8_t* data);
   bool set_norm(int norm, int layer, const float* weights);
   bool step(const nj_batch& batch);
+  size_t block_bytes() const { return cache_shape_.block_bytes() * shape_.num_layers; }
+  bool copy_block(int block, bool to_cache, uint8_t* host);
 
  private:
   struct Place {

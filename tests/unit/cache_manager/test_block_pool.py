@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.cache_manager.block_pool import BlockPool
+from services.cache_manager.host_tier import HostTier
 
 NUM_BLOCKS = 12
+NUM_HOST_BLOCKS = 5
 BLOCK_SIZE = 4
 
 
@@ -124,12 +126,54 @@ def test_a_flush_forgets_contents_and_keeps_leases() -> None:
     assert pool.num_cached(3) == 8
 
 
+def test_what_was_evicted_is_loaded_into_other_blocks() -> None:
+    pool = BlockPool(4, BLOCK_SIZE)
+    pool.host = HostTier(4, 8)
+    pool.acquire(1, 12, ("a", "b", "c"))
+    pool.register(1, 0, ("a", "b", "c"))
+    a, b, c = pool.blocks_of(1)
+    pool.release(1)
+    pool.acquire(2, 12, ())
+    assert pool.host.copies == ((c, 4), (b, 5))
+    pool.release(2)
+    assert pool.acquire(3, 13, ("a", "b", "c"))
+    assert (pool.num_cached(3), pool.num_loaded(3), pool.blocks_of(3)[0]) == (12, 8, a)
+    assert pool.host.copies[2:] == ((5, pool.blocks_of(3)[1]), (4, pool.blocks_of(3)[2]))
+
+
+def test_a_block_that_is_loaded_cannot_be_found_before_it_is_registered() -> None:
+    pool = BlockPool(8, BLOCK_SIZE)
+    pool.host = HostTier(8, 8)
+    pool.host.store("a", 0)
+    pool.acquire(1, 5, ("a",))
+    pool.acquire(2, 5, ("a",))
+    assert pool.num_loaded(1) == pool.num_loaded(2) == BLOCK_SIZE
+    assert set(pool.blocks_of(1)).isdisjoint(pool.blocks_of(2))
+    pool.register(2, 0, ("a",))
+    pool.acquire(3, 5, ("a",))
+    assert (pool.blocks_of(3)[0], pool.num_loaded(3)) == (pool.blocks_of(2)[0], 0)
+
+
+def test_a_flush_forgets_host_blocks_too() -> None:
+    pool = BlockPool(8, BLOCK_SIZE)
+    pool.host = HostTier(8, 8)
+    pool.host.store("a", 0)
+    assert pool.flush() == 1
+    pool.acquire(1, 5, ("a",))
+    assert pool.num_cached(1) == 0
+
+
 class PoolMachine(RuleBasedStateMachine):
-    """Any order of operations on a small pool; a prefix is named by its letters, so equal keys mean equal content."""
+    """Any order of operations on a small pool; a prefix is named by its letters, so equal keys mean equal content.
+
+    Copies are done as an executor would: in order, each once, before anything else is written.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
+        self.pool.host = HostTier(NUM_BLOCKS, NUM_HOST_BLOCKS)
+        self.num_copied = 0
         self.leases: dict[int, tuple[int, ...]] = {}
         self.prefixes: dict[int, list[str]] = {}
         self.content: dict[int, str] = {}
@@ -137,12 +181,26 @@ class PoolMachine(RuleBasedStateMachine):
     sequences = st.integers(0, 5)
     prompts = st.text("ab", min_size=0, max_size=4)
 
+    def copy(self) -> None:
+        """Do the copies that are new, as an executor would."""
+        host = self.pool.host
+        for source, target in host.copies[self.num_copied - host.num_heard :]:
+            assert min(source, target) < NUM_BLOCKS <= max(source, target) < NUM_BLOCKS + NUM_HOST_BLOCKS
+            self.content[target] = self.content[source]
+        self.num_copied = host.num_heard + len(host.copies)
+
+    @rule()
+    def hear(self) -> None:
+        self.pool.host.hear(self.num_copied)
+        assert self.pool.host.copies == ()
+
     @rule(sequence=sequences, prompt=prompts, num_tokens=st.integers(0, NUM_BLOCKS * BLOCK_SIZE + 5))
     def acquire(self, sequence: int, prompt: str, num_tokens: int) -> None:
         if sequence in self.leases:
             return
         keys = [prompt[: i + 1] for i in range(min(len(prompt), num_tokens // BLOCK_SIZE))]
         if self.pool.acquire(sequence, num_tokens, keys):
+            self.copy()
             self.leases[sequence], self.prefixes[sequence] = self.pool.blocks_of(sequence), keys
             num_shared = self.pool.num_cached(sequence) // BLOCK_SIZE
             assert [self.content[block] for block in self.leases[sequence][:num_shared]] == keys[:num_shared]
@@ -154,6 +212,7 @@ class PoolMachine(RuleBasedStateMachine):
         held, free = self.leases.get(sequence, ()), self.pool.num_free
         needed = max(0, -(-num_tokens // BLOCK_SIZE) - len(held))
         assert self.pool.cover(sequence, num_tokens) == (needed <= free)
+        self.copy()
         now_held = self.pool.blocks_of(sequence)
         assert now_held[: len(held)] == held
         assert len(now_held) == len(held) + (needed if needed <= free else 0)
@@ -178,11 +237,20 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.pool.flush()
-        self.content.clear()
 
     @rule()
     def change_owner(self) -> None:
         self.pool.restore((sequence, blocks, ()) for sequence, blocks in self.leases.items())
+
+    @invariant()
+    def what_can_be_found_is_there(self) -> None:
+        for key, block in [*self.pool._block_of.items(), *self.pool.host._slots.items()]:
+            assert self.content[block] == key
+
+    @invariant()
+    def every_host_block_is_free_or_found(self) -> None:
+        host = self.pool.host
+        assert sorted([*host._free, *host._slots.values()]) == list(range(NUM_BLOCKS, NUM_BLOCKS + NUM_HOST_BLOCKS))
 
     @invariant()
     def every_block_is_free_or_held(self) -> None:

@@ -2,21 +2,25 @@
 
 import pytest
 
-from schemas.cache import Acquire, CacheCommand, CacheReply, Extend, Lease, OpenPool, Operation, Release
+from schemas.cache import Acquire, CacheCommand, CacheReply, Extend, Lease, OpenPool, Operation, Register, Release
 from schemas.errors import InvalidRequest, PoolUnknown, StaleEpoch
 from services.cache_manager.pools import Pools
 
 
-def opening(*leases: Lease, num_blocks: int = 10) -> OpenPool:
-    return OpenPool(incarnation="life-1", num_blocks=num_blocks, block_size=4, leases=leases)
+def opening(*leases: Lease, num_blocks: int = 10, num_host_blocks: int = 0) -> OpenPool:
+    return OpenPool(
+        incarnation="life-1", num_blocks=num_blocks, num_host_blocks=num_host_blocks, block_size=4, leases=leases
+    )
 
 
-def acquire(sequence: int, num_tokens: int) -> Acquire:
-    return Acquire(sequence=sequence, request_id="r", num_tokens=num_tokens)
+def acquire(sequence: int, num_tokens: int, keys: str = "") -> Acquire:
+    return Acquire(sequence=sequence, request_id="r", num_tokens=num_tokens, keys=tuple(keys))
 
 
-def command(*operations: Operation, epoch: int = 1, executor: str = "executor-0") -> CacheCommand:
-    return CacheCommand(scheduler="scheduler-0", executor=executor, epoch=epoch, operations=operations)
+def command(*operations: Operation, epoch: int = 1, executor: str = "executor-0", num_copies: int = 0) -> CacheCommand:
+    return CacheCommand(
+        scheduler="scheduler-0", executor=executor, epoch=epoch, operations=operations, num_copies=num_copies
+    )
 
 
 @pytest.fixture
@@ -99,3 +103,34 @@ def test_executors_are_kept_apart_and_forgotten(pools: Pools) -> None:
     pools.forget("executor-1")
     with pytest.raises(PoolUnknown):
         pools.apply(command(Release(sequence=1), executor="executor-1"))
+
+
+def evicted(pools: Pools) -> CacheReply:
+    """Have a prefix of two blocks computed in a pool of three, and taken for something else."""
+    first = (acquire(1, 8, "ab"), Register(sequence=1, first=0, keys=("a", "b")), Release(sequence=1))
+    pools.apply(command(opening(num_blocks=3, num_host_blocks=4), *first))
+    return pools.apply(command(acquire(2, 12), Release(sequence=2)))
+
+
+def test_a_lost_reply_loses_no_copy() -> None:
+    pools = Pools()
+    stored = evicted(pools)
+    assert (stored.num_copies, len(stored.copies)) == (0, 2)
+    loaded = pools.apply(command(acquire(3, 9, "ab"), num_copies=2))
+    assert ([grant.num_loaded for grant in loaded.grants], loaded.num_copies, len(loaded.copies)) == ([8], 2, 2)
+    assert pools.apply(command(acquire(3, 9, "ab"), num_copies=2)) == loaded
+    assert pools.apply(command(num_copies=4)).copies == ()
+
+
+def test_opening_a_pool_forgets_what_its_host_blocks_hold() -> None:
+    """Nobody knows which copies the executor has done."""
+    pools = Pools()
+    evicted(pools)
+    reply = pools.apply(command(opening(num_blocks=3, num_host_blocks=4), acquire(3, 9, "ab"), epoch=2, num_copies=9))
+    assert ([grant.num_cached for grant in reply.grants], reply.num_copies, reply.copies) == ([0], 9, ())
+
+
+def test_the_use_of_host_blocks_is_told(pools: Pools) -> None:
+    assert pools.host_usage_by_executor() == {("executor-0",): 0.0}
+    evicted(pools)
+    assert pools.host_usage_by_executor() == {("executor-0",): 0.5}

@@ -111,6 +111,7 @@ class RecordedSimulation(SimulatedPath):
                     executor=driver.name,
                     epoch=driver.state.epoch,
                     operations=tuple(driver.command),
+                    num_copies=driver.state.num_copies,
                 )
                 inbox = self._open_inbox[driver.name] = f"_INBOX.{next(self._inboxes)}"
                 self.say(command, "nj.v1.cache.smol", inbox)

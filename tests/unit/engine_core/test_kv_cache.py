@@ -52,6 +52,25 @@ def test_an_automatic_pool_holds_at_most_64_full_sequences():
     assert plan(max_model_len=160) == PoolPlan(64 * 10, 160)
 
 
+def test_host_blocks_come_first_out_of_the_memory_that_an_automatic_pool_takes_half_of():
+    assert plan(available_bytes=2 * 1600 * 100, host_kv_cache_bytes=1600 * 20 + 1) == PoolPlan(90, 1000, 20)
+
+
+def test_host_blocks_take_nothing_from_an_accelerators_memory():
+    config = replace(CONFIG, host_kv_cache_bytes=1600 * 20)
+    assert plan_pool(config, MODEL, TOKEN_BYTES, 2 * 1600 * 100, on_host=False) == PoolPlan(100, 1000, 20)
+
+
+def test_host_memory_that_is_not_there_is_refused():
+    with pytest.raises(OutOfMemoryError, match="host_kv_cache_bytes"):
+        plan(available_bytes=10_000, host_kv_cache_bytes=16_000)
+
+
+def test_host_memory_for_less_than_a_block_is_refused():
+    with pytest.raises(ModelError, match="one block takes 1600"):
+        plan(host_kv_cache_bytes=1599)
+
+
 def test_an_automatic_pool_exists_where_free_memory_is_unknown():
     assert plan(available_bytes=None).num_blocks > 0
 

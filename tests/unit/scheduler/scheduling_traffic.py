@@ -43,7 +43,9 @@ def sequence(request_id: str = "r", **changes: Any) -> Sequence:
     return request(request_id, **changes).sequences[0]
 
 
-def capacity(num_blocks: int = 64, *, block_size: int = BLOCK_SIZE, max_model_len: int = 10_000) -> ExecutorCapacity:
+def capacity(
+    num_blocks: int = 64, *, block_size: int = BLOCK_SIZE, max_model_len: int = 10_000, num_host_blocks: int = 0
+) -> ExecutorCapacity:
     """What an executor with an echo engine would publish."""
     return ExecutorCapacity(
         engine="echo",
@@ -54,6 +56,7 @@ def capacity(num_blocks: int = 64, *, block_size: int = BLOCK_SIZE, max_model_le
         max_model_len=max_model_len,
         block_size=block_size,
         num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
     )
 
 
@@ -61,7 +64,14 @@ class Driven:
     """An executor state with a real cache manager's pools, and results made up for its plans."""
 
     def __init__(
-        self, *, depth: int = 2, num_blocks: int = 64, max_num_seqs: int = 8, max_tokens: int = 64, lookahead: int = 8
+        self,
+        *,
+        depth: int = 2,
+        num_blocks: int = 64,
+        num_host_blocks: int = 0,
+        max_num_seqs: int = 8,
+        max_tokens: int = 64,
+        lookahead: int = 8,
     ) -> None:
         self.pools = Pools()
         self.is_open = False
@@ -71,7 +81,7 @@ class Driven:
             executor="executor-0",
             incarnation="life-1",
             epoch=7,
-            capacity=capacity(num_blocks),
+            capacity=capacity(num_blocks, num_host_blocks=num_host_blocks),
             limits=Limits(max_num_seqs, max_tokens, lookahead),
             depth=depth,
         )
@@ -89,7 +99,11 @@ class Driven:
         self.is_open = True
         self.num_commands += 1
         command = CacheCommand(
-            scheduler="scheduler-0", executor="executor-0", epoch=7, operations=tuple(opening + operations)
+            scheduler="scheduler-0",
+            executor="executor-0",
+            epoch=7,
+            operations=tuple(opening + operations),
+            num_copies=self.state.num_copies,
         )
         return self.pools.apply(command)
 

@@ -109,6 +109,7 @@ class Driver:
 
     name: str
     num_blocks: int
+    num_host_blocks: int
     limits: Limits
     depth: int
     state: ExecutorState | None = None
@@ -122,7 +123,17 @@ class Driver:
     engine: EchoEngine | None = None
 
     def boot(self) -> None:
-        info = EngineInfo("echo", "echo", VOCAB_SIZE, 10_000, BLOCK_SIZE, self.num_blocks, "none", "none")
+        info = EngineInfo(
+            name="echo",
+            model="echo",
+            vocab_size=VOCAB_SIZE,
+            max_model_len=10_000,
+            block_size=BLOCK_SIZE,
+            num_blocks=self.num_blocks,
+            num_host_blocks=self.num_host_blocks,
+            device="none",
+            kernels="none",
+        )
         self.engine = EchoEngine(info, 0.0)
         self.sequences = Sequences(grammars=ForcingGrammars(), block_size=BLOCK_SIZE)  # type: ignore[arg-type]
 
@@ -135,6 +146,7 @@ class Driver:
             self.results.append(StepResult(executor="", epoch=plan.epoch, step=plan.step, fault=str(refused)))
             return
         if rows is not None:
+            self.engine.copy_blocks(plan.copies)
             sampled = self.engine.step(rows) if rows else []
             result = self.sequences.finish(plan, sampled, 0.0)
             duration_s = TOKEN_S * sum(len(row.tokens) for row in rows)
@@ -145,7 +157,15 @@ class SimulatedPath:
     """Requests, scheduler, executors, cache manager and a tokenizer, driven by one seed."""
 
     def __init__(
-        self, seed: int, *, num_executors: int, num_blocks: int, depth: int, faults: Faults, lookahead: int = 8
+        self,
+        seed: int,
+        *,
+        num_executors: int,
+        num_blocks: int,
+        depth: int,
+        faults: Faults,
+        lookahead: int = 8,
+        num_host_blocks: int = 0,
     ) -> None:
         self.random = random.Random(seed)
         self.faults = faults
@@ -157,7 +177,9 @@ class SimulatedPath:
             ageing_s=self.random.choice([0.0, 100.0]),
         )
         self.limits = limits
-        self.drivers = [Driver(f"executor-{i}", num_blocks, limits, depth) for i in range(num_executors)]
+        self.drivers = [
+            Driver(f"executor-{i}", num_blocks, num_host_blocks, limits, depth) for i in range(num_executors)
+        ]
         for driver in self.drivers:
             driver.boot()
         self.pools = Pools()
@@ -171,6 +193,9 @@ class SimulatedPath:
         self.forcing = (0.0, 0.2, 0.7, 1.0)
         self.num_epochs = 0
         self.num_preempted = 0
+        self.num_loaded = 0
+        self.repeats = 0.0
+        """The chance that a prompt goes on where an earlier one ended."""
 
     # ---- what may happen
 
@@ -181,6 +206,10 @@ class SimulatedPath:
         max_tokens = rng.choice([1, 2, 3, 4, rng.randint(1, max(1, longest - prompt_len))])
         max_tokens = max(1, min(max_tokens, longest - prompt_len))
         prompt = tuple(rng.randint(1, 50) for _ in range(prompt_len))
+        if self.repeats and self.jobs and rng.random() < self.repeats:
+            earlier = rng.choice(list(self.jobs.values())).request.work.prompt_token_ids
+            prompt = (*earlier, *prompt)[: max(longest - max_tokens, 1)]
+            prompt_len = len(prompt)
         stops = (rng.randint(1, 50),) if rng.random() < 0.3 else ()
         min_tokens = rng.randint(0, max_tokens) if stops else 0
         chance = rng.choice(self.forcing)
@@ -277,7 +306,11 @@ class SimulatedPath:
         assert operations is not None
         opening: list[Operation] = [] if driver.is_open else [state.open_pool()]
         command = CacheCommand(
-            scheduler="scheduler-0", executor=driver.name, epoch=state.epoch, operations=tuple(opening + operations)
+            scheduler="scheduler-0",
+            executor=driver.name,
+            epoch=state.epoch,
+            operations=tuple(opening + operations),
+            num_copies=state.num_copies,
         )
         if self.is_lost():
             return
@@ -290,6 +323,7 @@ class SimulatedPath:
             return
         driver.command, driver.is_open = None, True
         _, returned = state.apply_grants(reply)
+        self.num_loaded += sum(grant.num_loaded for grant in reply.grants)
         self.book.wait(returned)
         self.num_preempted += sum(bool(s.num_generated) for s in returned)
 
@@ -334,7 +368,7 @@ class SimulatedPath:
             executor=driver.name,
             incarnation=str(driver.incarnation),
             epoch=self.num_epochs,
-            capacity=capacity(driver.num_blocks, block_size=BLOCK_SIZE),
+            capacity=capacity(driver.num_blocks, block_size=BLOCK_SIZE, num_host_blocks=driver.num_host_blocks),
             limits=driver.limits,
             depth=driver.depth,
         )

@@ -79,6 +79,24 @@ def test_tokens_that_a_grammar_forces_are_those_that_would_be_sampled(
     assert path.num_forced > 40
 
 
+@pytest.mark.parametrize("faults", [NO_FAULTS, LOSSES, RESTARTS, EVERYTHING], ids=["calm", "loss", "restarts", "all"])
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("num_host_blocks", [3, 60])
+def test_blocks_that_come_back_from_host_memory_hold_what_they_held(
+    faults: Faults, depth: int, num_host_blocks: int
+) -> None:
+    path = SimulatedPath(
+        depth, num_executors=1, num_blocks=18, depth=depth, faults=faults, num_host_blocks=num_host_blocks
+    )
+    path.repeats = 0.7
+    for _ in range(NUM_ACTIONS):
+        path.act(arrival=0.04)
+    path.finish(MAX_ACTIONS_TO_FINISH)
+    check_outputs(path)
+    check_nothing_is_left(path)
+    assert path.num_loaded > 0
+
+
 def test_a_tiny_pool_preempts_and_still_gives_the_right_tokens() -> None:
     path = SimulatedPath(5, num_executors=1, num_blocks=16, depth=2, faults=NO_FAULTS)
     for _ in range(NUM_ACTIONS):
