@@ -142,7 +142,7 @@ def load(config: EngineConfig, progress: Progress) -> EchoEngine:
         max_model_len=max_model_len,
         block_size=config.block_size,
         num_blocks=num_blocks,
-        num_host_blocks=config.host_kv_cache_bytes // (TOKEN_BYTES * config.block_size),
+        num_host_blocks=config.num_host_blocks or config.host_kv_cache_bytes // (TOKEN_BYTES * config.block_size),
         device="none",
         kernels="none",
     )

@@ -22,7 +22,7 @@ class EngineConfig:
     """What an engine is built from.
 
     `kv_cache_bytes` 0 sizes the pool from the memory that is free to this process (cgroup limit included).
-    `host_kv_cache_bytes` is host memory for blocks that are evicted from it.
+    `host_kv_cache_bytes` is host memory for blocks that are evicted from it, `num_host_blocks` their number otherwise.
     `max_model_len` 0 takes the model's own context length. `num_threads` 0 takes the cores this process may use.
     `step_time_s` is the echo engine's. `quantise` names the format that matrices of other types are brought into (see
     `engine_core.weights.quantise`). `device`, `dtype` and `attention` are the torch engine's, `kv_dtype` is how keys
@@ -35,6 +35,7 @@ class EngineConfig:
     num_blocks: int = 0
     kv_cache_bytes: int = 0
     host_kv_cache_bytes: int = 0
+    num_host_blocks: int = 0
     max_model_len: int = 0
     num_threads: int = 0
     step_time_s: float = 0.0

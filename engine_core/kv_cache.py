@@ -59,7 +59,7 @@ def plan_pool(
         )
     wanted_len = config.max_model_len or model.context_length
     block_bytes = token_bytes * config.block_size
-    num_host_blocks = config.host_kv_cache_bytes // block_bytes
+    num_host_blocks = config.num_host_blocks or config.host_kv_cache_bytes // block_bytes
     if config.host_kv_cache_bytes and not num_host_blocks:
         raise ModelError(
             f"host_kv_cache_bytes is {config.host_kv_cache_bytes}, but one block takes {block_bytes}; "
@@ -68,7 +68,8 @@ def plan_pool(
     if on_host and available_bytes is not None:
         if num_host_blocks * block_bytes > available_bytes:
             raise OutOfMemoryError(
-                f"host_kv_cache_bytes is {config.host_kv_cache_bytes}, but {available_bytes} are free; lower it"
+                f"{num_host_blocks} host blocks take {num_host_blocks * block_bytes} bytes, but {available_bytes} are "
+                "free; lower num_host_blocks or host_kv_cache_bytes, or give the process more memory"
             )
         available_bytes -= num_host_blocks * block_bytes
     num_blocks, reason = choose_num_blocks(config, block_bytes, wanted_len, available_bytes)

@@ -61,12 +61,14 @@ class _Drive:
             self.state.apply_grants(reply)
 
     def is_heard_by(self, plan: StepPlan) -> bool:
-        """Tell whether a plan uses blocks of the answer that is held back."""
+        """Tell whether a plan uses blocks of the answer that is held back, or does its copies."""
         used = {begun.sequence: set(begun.blocks) for begun in plan.new}
         for run in plan.run:
             used.setdefault(run.sequence, set()).update(run.blocks)
-        grants = self.unheard.grants if self.unheard is not None else ()
-        return any(used.get(grant.sequence, set()).intersection(grant.blocks) for grant in grants)
+        if self.unheard is None:
+            return False
+        uses_blocks = any(used.get(grant.sequence, set()).intersection(grant.blocks) for grant in self.unheard.grants)
+        return uses_blocks or not set(plan.copies).isdisjoint(self.unheard.copies)
 
 
 class PlannerReplay:

@@ -161,6 +161,7 @@ def _values(capture: Capture, token: str, instances: RecordedInstances) -> dict[
         "executor.engine": capacity.engine,
         "executor.block_size": capacity.block_size,
         "executor.num_blocks": capacity.num_blocks if capacity.num_host_blocks else num_blocks,  # host's are behind
+        "executor.num_host_blocks": capacity.num_host_blocks,
         "model.max_model_len": longest,
     }
 

@@ -18,6 +18,7 @@ def engine_config(model: ModelSettings, executor: ExecutorSettings, model_path: 
         num_blocks=executor.num_blocks,
         kv_cache_bytes=executor.kv_cache_bytes,
         host_kv_cache_bytes=executor.host_kv_cache_bytes,
+        num_host_blocks=executor.num_host_blocks,
         max_model_len=model.max_model_len,
         num_threads=executor.num_threads,
         step_time_s=executor.step_time_s,

@@ -28,6 +28,9 @@ class ExecutorSettings(Section):
         "of being computed; 0: none",
     )
     num_blocks: int = Field(default=0, ge=0, description="KV blocks; 0: as many as kv_cache_bytes holds")
+    num_host_blocks: int = Field(
+        default=0, ge=0, description="KV blocks in host memory; 0: as many as host_kv_cache_bytes holds"
+    )
     block_size: int = Field(default=16, ge=1, le=1024, description="tokens in one KV block")
     quantise: Literal["q8_0", "q4_0", "q4_1"] | None = Field(
         default=None,

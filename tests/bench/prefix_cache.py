@@ -3,7 +3,9 @@
     python tests/bench/prefix_cache.py [--streams 8] [--requests 24] [--words 800] [--json FILE]
 
 Without means `skip_reading_prefix_cache`: everything is computed, as if nothing was there. First, streams whose prompts
-share a prefix; then conversations that are asked again, as the next turn of a chat does. Compare within one run only.
+share a prefix; then conversations that are asked again, as the next turn of a chat does. At last conversations that do
+not fit into a small KV pool together, so that each was evicted when it goes on, with host memory for them and without.
+Compare within one run only.
 """
 
 import argparse
@@ -21,11 +23,14 @@ from services.bench.client import RequestOptions
 from services.bench.http_client import HttpClient
 from services.bench.load import Load, Outcome, run_load
 from services.bench.prompts import Prompt
+from services.bench.record import RequestRecord
 from services.bench.sentences import natural_prompt
 
 MODEL = "smol"
 OWN_WORDS = 20
 NUM_CONVERSATIONS = 6
+SMALL_POOL = "executor.num_blocks=192"
+HOST_MEMORY = "executor.host_kv_cache_bytes=400000000"
 SKIPPING = {"skip_reading_prefix_cache": True}
 
 
@@ -66,31 +71,65 @@ async def at_streams(deployment: Running, options: argparse.Namespace) -> dict[s
     }
 
 
-async def again(deployment: Running, num_words: int) -> dict[str, Any]:
-    """Time to first token of conversations, and of their next turns."""
+async def turn(deployment: Running, said: list[dict[str, str]]) -> RequestRecord:
+    """Answer a conversation, alone."""
+    return (await ask(deployment, [Prompt("", 16, tuple(said))], 1, {})).records[0]
+
+
+def conversations(num_words: int) -> list[list[dict[str, str]]]:
+    """What is said first in each."""
     rng = random.Random(2)
-    first, second = [], []
-    for _ in range(NUM_CONVERSATIONS):
-        said = [{"role": "user", "content": natural_prompt(rng, num_words)}]
-        [record] = (await ask(deployment, [Prompt("", 16, tuple(said))], 1, {})).records
-        first.append(record.ttft_s * 1e3)
-        said += [{"role": "assistant", "content": "I see."}, {"role": "user", "content": "Go on, please."}]
-        [record] = (await ask(deployment, [Prompt("", 16, tuple(said))], 1, {})).records
-        second.append(record.ttft_s * 1e3)
+    return [[{"role": "user", "content": natural_prompt(rng, num_words)}] for _ in range(NUM_CONVERSATIONS)]
+
+
+def next_turn(said: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [*said, {"role": "assistant", "content": "I see."}, {"role": "user", "content": "Go on, please."}]
+
+
+def compared(first: list[RequestRecord], second: list[RequestRecord]) -> dict[str, float]:
+    """Time to first token of first and next turns, and how much of the next ones was not computed again."""
+    first_ms, second_ms = (statistics.median(record.ttft_s * 1e3 for record in records) for records in (first, second))
+    num_cached, num_tokens = (
+        sum(getattr(r, name) for r in second) for name in ("num_cached_tokens", "num_prompt_tokens")
+    )
     return {
-        "first_ttft_p50_ms": statistics.median(first),
-        "next_turn_ttft_p50_ms": statistics.median(second),
-        "ratio": statistics.median(first) / statistics.median(second),
+        "first_ttft_p50_ms": first_ms,
+        "next_turn_ttft_p50_ms": second_ms,
+        "ratio": first_ms / second_ms,
+        "next_turn_cached_share": num_cached / num_tokens,
     }
+
+
+async def again(deployment: Running, num_words: int) -> dict[str, float]:
+    """Conversations of which each goes on at once."""
+    first, second = [], []
+    for said in conversations(num_words):
+        first.append(await turn(deployment, said))
+        second.append(await turn(deployment, next_turn(said)))
+    return compared(first, second)
+
+
+async def after_eviction(settings: list[str], num_words: int) -> dict[str, float]:
+    """Conversations that go on when all have begun."""
+    async with running(settings) as deployment:
+        await ask(deployment, shared(2, 60, 8), 2, {"cache_salt": "warm-up"})
+        first = [await turn(deployment, said) for said in conversations(num_words)]
+        second = [await turn(deployment, next_turn(said)) for said in conversations(num_words)]
+    return compared(first, second)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     async with running(options.set) as deployment:
         await ask(deployment, shared(2, 60, 8), 2, {"cache_salt": "warm-up"})
-        return {
+        figures = {
             f"{options.streams} streams share {options.words} words": await at_streams(deployment, options),
             "a conversation goes on": await again(deployment, options.words),
         }
+    small = [*options.set, SMALL_POOL]
+    return figures | {
+        "it was evicted meanwhile": await after_eviction(small, options.words),
+        "it was evicted to host memory": await after_eviction([*small, HOST_MEMORY], options.words),
+    }
 
 
 def main() -> None:

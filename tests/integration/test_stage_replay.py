@@ -75,6 +75,21 @@ def _begun(capture: Capture):
                 yield captured.subject, captured.body["epoch"], new["sequence"]
 
 
+async def test_an_executor_whose_blocks_go_to_host_memory_and_come_back_is_replayed(tracing, tmp_path):
+    prompts = [f"{letter}{'toads and frogs ' * 25}" for letter in "abca"]
+
+    async def traffic():
+        for prompt in prompts:
+            assert (await ask(deployment, prompt, max_tokens=5)).text[0] == prompt[:5]
+
+    async with deployed(tracing, executor={"num_blocks": 40, "host_kv_cache_bytes": 10_000}) as deployment:
+        capture = await record(deployment, tmp_path / "a.zst", traffic())
+    copies = [c.body.get("copies") for c in capture.messages() if c.schema == "step_plan/1"]
+    assert any(source >= 40 for plan in copies if plan for source, _ in plan), "nothing came back"
+    result = await replay_executor(capture, None, ())
+    assert (result.num_compared, result.num_tokens, result.differences) == (4, 20, [])
+
+
 async def test_an_executor_that_is_met_idle_in_the_middle_of_its_life_is_replayed(deployment, tmp_path):
     await ask(deployment, "Before the recording", max_tokens=5)
     capture = await record(deployment, tmp_path / "a.zst", ask(deployment, "Within it", max_tokens=9))

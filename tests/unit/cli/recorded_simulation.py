@@ -19,8 +19,24 @@ from tests.unit.scheduler.simulated_path import BLOCK_SIZE, Driver, Faults, Simu
 class RecordedSimulation(SimulatedPath):
     """A simulated path whose scheduler is tapped."""
 
-    def __init__(self, seed: int, writer: CaptureWriter, *, num_executors: int, num_blocks: int, depth: int) -> None:
-        super().__init__(seed, num_executors=num_executors, num_blocks=num_blocks, depth=depth, faults=Faults())
+    def __init__(
+        self,
+        seed: int,
+        writer: CaptureWriter,
+        *,
+        num_executors: int,
+        num_blocks: int,
+        depth: int,
+        num_host_blocks: int = 0,
+    ) -> None:
+        super().__init__(
+            seed,
+            num_executors=num_executors,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            depth=depth,
+            faults=Faults(),
+        )
         self._writer = writer
         self._inboxes: Iterator[int] = itertools.count(1)
         self._open_inbox: dict[str, str] = {}
@@ -43,7 +59,7 @@ class RecordedSimulation(SimulatedPath):
                 role="executor",
                 model="smol",
                 state="ready",
-                capacity=capacity(num_blocks, block_size=BLOCK_SIZE),
+                capacity=capacity(num_blocks, block_size=BLOCK_SIZE, num_host_blocks=num_host_blocks),
             )
             self.say(registration, f"$KV.nj_registry.{driver.name}")
 

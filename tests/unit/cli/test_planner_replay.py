@@ -13,9 +13,14 @@ from tests.unit.cli.recorded_simulation import RecordedSimulation
 from tests.unit.recording.captured_traffic import HEADER, inner_path, write
 
 
-def simulate(path, seed, num_actions=1500, *, arrival=0.06, num_executors=1, num_blocks=16, depth=2):
+def simulate(
+    path, seed, num_actions=1500, *, arrival=0.06, repeats=0.0, num_executors=1, num_blocks=16, depth=2, **options
+):
     with CaptureWriter(path, HEADER) as writer:
-        simulation = RecordedSimulation(seed, writer, num_executors=num_executors, num_blocks=num_blocks, depth=depth)
+        simulation = RecordedSimulation(
+            seed, writer, num_executors=num_executors, num_blocks=num_blocks, depth=depth, **options
+        )
+        simulation.repeats = repeats
         for _ in range(num_actions):
             simulation.act(arrival=arrival)
         simulation.finish(100_000)
@@ -30,6 +35,13 @@ def test_every_plan_of_a_simulation_is_made_again(tmp_path, num_executors, num_b
     assert (result.num_different, result.num_skipped) == (0, 0), as_text(result)
     assert result.num_plans > 300
     assert simulation.num_preempted > 0 or num_blocks == 200
+
+
+def test_every_copy_of_a_block_is_planned_again(tmp_path):
+    capture, simulation = simulate(tmp_path / "a.jsonl.zst", 3, repeats=0.7, num_host_blocks=40)
+    result = replay_planner(capture)
+    assert (result.num_different, result.num_skipped) == (0, 0), as_text(result)
+    assert simulation.num_loaded > 0
 
 
 @pytest.mark.slow

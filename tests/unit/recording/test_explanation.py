@@ -99,3 +99,11 @@ def test_what_was_handed_back_and_given_up_is_told():
     assert "scheduler-0 → work queue" in text
     assert "GIVEN UP after 5 attempts: delivered too often" in text
     assert "does not know" not in text
+
+
+def test_what_is_loaded_from_host_memory_is_told():
+    path = whole_path()
+    for message in path:
+        for grant in message.body.get("grants", ()):
+            grant["num_loaded"] = grant.get("num_cached", 0)
+    assert "granted 1 blocks, 1 tokens are in them already, 1 of these once they are loaded" in story_text(path)
