@@ -9,6 +9,7 @@ Each row is adjusted alone and only if it asks for something, so the cost is tha
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_core.batch import Penalties, Sampling
@@ -29,12 +30,11 @@ def ruled(logits: Tensor, spec: Sampling) -> Tensor:
     return logits
 
 
-def candidates(spec: Sampling, vocab_size: int) -> Tensor:
-    """The tokens that are allowed and not banned, in rising order: int64 [count]; the spec has a mask."""
-    allowed = allowed_tokens(spec.allowed or b"", vocab_size)
-    if spec.banned:
-        allowed[torch.tensor(spec.banned)] = False
-    return allowed.nonzero().flatten()
+def candidates(spec: Sampling, vocab_size: int) -> NDArray[np.int64]:
+    """The tokens that are allowed and not banned, in rising order: [count]; the spec has a mask."""
+    allowed = allowed_tokens(spec.allowed or b"", vocab_size).numpy()
+    allowed[list(spec.banned)] = False
+    return np.flatnonzero(allowed)
 
 
 def is_candidate(token: int, spec: Sampling) -> bool:

@@ -18,11 +18,15 @@ only.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_core.batch import NO_TOKEN, NOTHING_ALLOWED, Row, Sampled, Sampling, Scored
 from engine_core.logit_rules import candidates, is_candidate, ruled
+
+Int64s = NDArray[np.int64]
 
 GREEDY_BELOW_TEMPERATURE = 1e-5
 SMALLEST_WEIGHT = 2.0**-1022
@@ -52,6 +56,11 @@ def sample(logits: Tensor, specs: Sequence[Sampling]) -> list[Sampled]:
         sample_row(row, spec, token) if abs(peak) < float("inf") else Sampled(NO_TOKEN)
         for row, spec, token, peak in zip(logits, specs, likeliest, peaks, strict=True)
     ]
+
+
+def sample_one(logits: Tensor, spec: Sampling, likeliest: int) -> Sampled:
+    """As `sample`, of logits [vocab] on the CPU whose greedy token is known."""
+    return sample_row(logits, spec, likeliest) if abs(float(logits.numpy().max())) < float("inf") else Sampled(NO_TOKEN)
 
 
 def sample_row(logits: Tensor, spec: Sampling, likeliest: int) -> Sampled:
@@ -86,9 +95,9 @@ def is_settled(spec: Sampling, likeliest: int) -> bool:
     return spec.is_plain or (spec.only_allows and is_candidate(likeliest, spec))
 
 
-def sample_among(tokens: Tensor, logits: Tensor, spec: Sampling) -> Sampled:
-    """Choose one of `tokens` int64 [few], in rising order, by logits [vocab]: the others are not even looked at."""
-    among = logits[tokens]
+def sample_among(tokens: Int64s, logits: Tensor, spec: Sampling) -> Sampled:
+    """Choose one of `tokens` [few], in rising order, by logits [vocab]: the others are not even looked at."""
+    among = torch.from_numpy(logits.numpy()[tokens])
     if not len(tokens) or among.max() == -torch.inf:
         return Sampled(NOTHING_ALLOWED)
     greedy = spec.temperature < GREEDY_BELOW_TEMPERATURE or spec.top_k == 1
@@ -125,14 +134,16 @@ def with_logprobs(logits: Tensor, token: int, num_logprobs: int) -> Sampled:
 def draw(logits: Tensor, spec: Sampling) -> int:
     """Draw from logits [vocab], at least one finite, by the spec's filters and its uniform number."""
     # Relative to the likeliest, whose weight is then exactly 1: a tiny temperature cannot overflow.
-    weights = torch.exp((logits.double() - logits.max()) / spec.temperature)
+    weights = (logits.double() - logits.max()).div_(spec.temperature).exp_()
+    values = weights.numpy()
     # Tokens of weight 0 (banned, or infinitely unlikely) are never drawn.
     least = max(spec.min_p, SMALLEST_WEIGHT)
-    total = float((weights * (weights >= least)).sum())
+    values[values < least] = 0.0
+    total = float(weights.sum())
     share = uniform(spec.seed, spec.position)
     needed = total * (share if spec.top_p >= 1.0 else spec.top_p)
-    ranked = ranked_where(chosen_for_ranking(weights, least, needed, spec.top_k), logits)[: spec.top_k or None]
-    cumulative = weights[ranked].cumsum(0)
+    ranked = by_falling_logit(tokens_to_rank(values, least, needed, spec.top_k), logits)[: spec.top_k or None]
+    cumulative = torch.from_numpy(values[ranked]).cumsum(0)
     last = len(ranked) - 1
     if spec.top_k:
         total = float(cumulative[-1])
@@ -142,33 +153,40 @@ def draw(logits: Tensor, spec: Sampling) -> int:
     return int(ranked[min(int(torch.searchsorted(cumulative, share * total, right=True)), last)])
 
 
-def chosen_for_ranking(weights: Tensor, least: float, needed: float, top_k: int) -> Tensor:
-    """Marks likeliest tokens of weight ≥ `least`, as few as is quickly found: sorting a vocabulary is slow.
+def tokens_to_rank(weights: NDArray[np.float64], least: float, needed: float, top_k: int) -> Int64s:
+    """Likeliest tokens of weight ≥ `least`, as few as is quickly found: sorting a vocabulary is slow.
 
     At least `top_k` of them, or if that is off so many that their weights reach `needed`, or else all.
     """
+    tokens = np.flatnonzero(weights >= max(least, RANKED_ABOVE[-1]))
+    likely = weights[tokens]
     for threshold in RANKED_ABOVE:
         if threshold <= least:
             break
-        chosen = weights >= threshold
+        chosen = likely >= threshold
         # The margin is for sums in another order than the cumulative one.
-        if torch.count_nonzero(chosen) >= top_k if top_k else (weights * chosen).sum() > needed * (1 + 1e-9):
-            return chosen
-    return weights >= least
+        if np.count_nonzero(chosen) >= top_k if top_k else likely[chosen].sum() > needed * (1 + 1e-9):
+            return tokens[chosen]
+    return tokens if least >= RANKED_ABOVE[-1] else np.flatnonzero(weights >= least)
 
 
-def ranked_where(chosen: Tensor, logits: Tensor) -> Tensor:
-    """The tokens marked in chosen [vocab] by falling logit, ties by rising id: int64."""
-    tokens = chosen.nonzero().flatten()
-    return tokens[torch.sort(logits[tokens], descending=True, stable=True).indices]
+def by_falling_logit(tokens: Int64s, logits: Tensor) -> Int64s:
+    """Rank tokens < 2³² by falling logit of [vocab] float32, ties by rising id.
+
+    Each becomes one integer that sorts so: a float's bits, turned to fall as it rises, before the token's id.
+    """
+    bits = (logits.numpy()[tokens] + np.float32(0.0)).view(np.uint32)  # -0.0 + 0.0 is 0.0, with which it ties
+    falling = np.where(bits >> 31, bits, bits ^ 0x7FFFFFFF).astype(np.uint64)
+    return (np.sort(falling << np.uint64(32) | tokens.astype(np.uint64)) & np.uint64(WORD_MASK)).astype(np.int64)
 
 
-def likeliest_tokens(logits: Tensor, size: int) -> Tensor:
-    """The `size` likeliest tokens by falling logit, ties by rising id: int64 [size]."""
+def likeliest_tokens(logits: Tensor, size: int) -> Int64s:
+    """The `size` likeliest tokens by falling logit, ties by rising id."""
     if size == 0:
-        return torch.empty(0, dtype=torch.int64)
+        return np.empty(0, dtype=np.int64)
     # torch.topk does not say which of equal logits it takes: it serves only to find the threshold.
-    return ranked_where(logits >= torch.topk(logits, size).values[-1], logits)[:size]
+    threshold = float(torch.topk(logits, size).values[-1])
+    return by_falling_logit(np.flatnonzero(logits.numpy() >= threshold), logits)[:size]
 
 
 def uniform(seed: int, position: int) -> float:

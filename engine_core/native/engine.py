@@ -19,7 +19,7 @@ from engine_core.block_copies import BlockCopy, block_and_slot
 from engine_core.engine import EngineInfo
 from engine_core.native.step_arrays import Float32s, Int32s, StepArrays, arrays_of, last_tokens
 from engine_core.row_checks import check_rows
-from engine_core.sampling import GREEDY_BELOW_TEMPERATURE, is_settled, pieces_of, sample, score
+from engine_core.sampling import GREEDY_BELOW_TEMPERATURE, is_settled, pieces_of, sample_one, score
 
 
 class NativeEngine:
@@ -100,13 +100,9 @@ class NativeEngine:
         best = self._run(arrays_of(rows, last_tokens(rows), wants_logits))
         chosen = [Sampled(token) for token in best.tolist()]
         asked = [number for number, wanted in enumerate(wants_logits) if wanted]
-        left = [
-            (row, number) for row, number in enumerate(asked) if not is_settled(specs[number], chosen[number].token)
-        ]
-        logits = self._logits[: len(asked)] if len(left) == len(asked) else self._logits[[row for row, _ in left]]
-        drawn = sample(torch.from_numpy(logits), [specs[number] for _, number in left])
-        for (_, number), sampled in zip(left, drawn, strict=True):
-            chosen[number] = sampled
+        for row, number in enumerate(asked):
+            if not is_settled(specs[number], likeliest := chosen[number].token):
+                chosen[number] = sample_one(torch.from_numpy(self._logits[row]), specs[number], likeliest)
         answers = iter(chosen)
         return [None if row.sampling is None else next(answers) for row in rows]
 

@@ -1,6 +1,6 @@
 """What structured output costs per token, and what forced tokens save.
 
-    python tests/bench/structured_output.py [--json FILE] [--streams 1,16] [--rounds 3] [--tokens 96]
+    python tests/bench/structured_output.py [--json FILE] [--streams 1,16] [--rounds 3] [--tokens 96] [--temperature 0]
 
 Two deployments with the default model, one that appends forced tokens and one that samples them. On both: free text, an
 answer whose schema leaves every token open, and one whose schema forces most of its text. The three take turns, and a
@@ -39,21 +39,27 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-async def token_times_ms(http_url: str, num_streams: int, num_rounds: int, num_tokens: int) -> dict[str, float]:
+async def token_times_ms(http_url: str, num_streams: int, wish: argparse.Namespace) -> dict[str, float]:
     """Milliseconds per output token and stream, by kind of answer."""
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     async with httpx.AsyncClient(base_url=http_url, timeout=TIMEOUT_S) as http:
-        for number in range(num_rounds + 1):
+        for number in range(wish.rounds + 1):
             for kind, options in KINDS.items():
-                body = {"prompt": "Data:", "temperature": 0, "max_tokens": num_tokens, **options}
+                body = {
+                    "prompt": "Data:",
+                    "temperature": wish.temperature,
+                    "max_tokens": wish.tokens,
+                    "seed": 1,
+                    **options,
+                }
                 began_s = perf_counter()
                 replies = await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(num_streams)))
                 took_s = perf_counter() - began_s
                 counts = {reply.raise_for_status().json()["usage"]["completion_tokens"] for reply in replies}
-                if counts != {num_tokens}:
-                    raise SystemExit(f"{kind}: {counts} tokens instead of {num_tokens}")
+                if counts != {wish.tokens}:
+                    raise SystemExit(f"{kind}: {counts} tokens instead of {wish.tokens}")
                 if number:  # the first round compiles grammars
-                    times[kind].append(1000 * took_s / num_tokens)
+                    times[kind].append(1000 * took_s / wish.tokens)
     return {kind: statistics.median(values) for kind, values in times.items()}
 
 
@@ -62,7 +68,7 @@ async def measure(wish: argparse.Namespace) -> dict[str, dict[str, dict[str, flo
     for name, append in (("appended", "true"), ("sampled", "false")):
         async with running([f"executor.append_forced_tokens={append}", "executor.num_blocks=2048"]) as deployment:
             for num_streams in wish.streams:
-                times = await token_times_ms(deployment.http_url, num_streams, wish.rounds, wish.tokens)
+                times = await token_times_ms(deployment.http_url, num_streams, wish)
                 found.setdefault(f"{num_streams} streams", {})[name] = times
     return found
 
@@ -83,6 +89,7 @@ def main() -> None:
     parser.add_argument("--streams", type=lambda text: [int(number) for number in text.split(",")], default=[1, 16])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--temperature", type=float, default=0.0)
     wish = parser.parse_args()
     found = asyncio.run(measure(wish))
     show(found)

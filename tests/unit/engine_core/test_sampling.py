@@ -122,6 +122,12 @@ def test_the_number_of_top_logprobs_is_as_asked_for():
     assert len(sample_one(LOGITS, num_logprobs=20).top) == 6
 
 
+def test_likeliest_tokens_are_ranked_by_falling_logit_and_equals_by_rising_id():
+    logits = [0.0, -0.0, 5.5, -3.0, -torch.inf, 5.5, -1e-38, 1e-38, -3.0, 0.0]
+    ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    assert [token for token, _ in sample_one(torch.tensor(logits), num_logprobs=10).top] == ranked
+
+
 def test_no_rows_give_no_tokens():
     assert sample(torch.empty(0, 6), []) == []
 
