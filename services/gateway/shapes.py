@@ -142,7 +142,8 @@ def _by_id(token: TokenText) -> JsonObject:
 def _likeliest(token: TokenText) -> dict[str, float] | None:
     """The alternatives by their text, the sampled token among them; of two with the same text the likelier one."""
     by_text: dict[str, float] = {}
+    known = {other.token_id for other in token.top}
     for other in (*token.top, token):
-        if other.logprob is not None:
+        if other.logprob is not None and (other is not token or token.token_id not in known):
             by_text.setdefault(other.token, other.logprob)
     return by_text or None

@@ -107,7 +107,9 @@ class ChoiceOutput:
             return
         pending.token_ids.append(token_id)
         if is_stop_token and not self._spec.include_stop:
-            return  # neither text nor logprob: the tokens that logprobs show join to the text
+            if self._spec.echo and logprob is not None:  # evaluation harnesses count an entry for every token
+                pending.logprobs.append(self._without_text(token_id, logprob))
+            return  # otherwise neither text nor logprob: the tokens that logprobs show join to the text
         if logprob is not None:
             pending.logprobs.append(self._token_text(token_id, logprob))
         text = self._detokenizer.feed(token_id)
@@ -161,6 +163,9 @@ class ChoiceOutput:
     def _token_text(self, token_id: int, logprob: TokenLogprob) -> TokenText:
         top = tuple(self._alone(other, value) for other, value in logprob.top)
         return self._alone(token_id, logprob.logprob).model_copy(update={"top": top})
+
+    def _without_text(self, token_id: int, logprob: TokenLogprob) -> TokenText:
+        return self._token_text(token_id, logprob).model_copy(update={"token": "", "token_bytes": ()})
 
     def _alone(self, token_id: int, logprob: float | None) -> TokenText:
         raw = self._vocabulary.token_bytes[token_id] if token_id < self._vocabulary.size else b""

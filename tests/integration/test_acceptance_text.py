@@ -147,6 +147,16 @@ async def test_an_evaluation_harness_gets_the_prompts_logprobs(surface: Surface)
         assert none.logprobs == one.logprobs[:-1]
 
 
+async def test_an_evaluation_harness_counts_the_end_token_too(surface: Surface) -> None:
+    body: Any = {"prompt": "The capital of France is Paris.", "echo": True, "max_tokens": 1, "allowed_token_ids": [2]}
+    for ask in (surface.whole, surface.streamed):
+        answer = await ask(C, **body, logprobs=1)
+        assert (answer.text, answer.finish) == (body["prompt"], "stop")
+        assert len(answer.logprobs) == answer.usage["prompt_tokens"] + 1
+        assert "".join(entry[0] for entry in answer.logprobs) == answer.text
+        assert answer.logprobs[-1][1] < 0
+
+
 async def test_prompt_logprobs_are_those_of_generating_the_same_tokens(surface: Surface) -> None:
     prompt = "A frog sat by the pond and sang. " * 6
     scored = await surface.whole(C, prompt=prompt, echo=True, max_tokens=0, logprobs=0)

@@ -57,6 +57,17 @@ def test_only_the_prompt_is_said_when_no_token_was_wanted() -> None:
     assert (len(delta.prompt), chunk.usage and chunk.usage.completion_tokens) == (3, 0)
 
 
+@pytest.mark.parametrize("echo", [True, False])
+def test_an_end_that_is_not_shown_has_a_logprob_where_the_prompt_is_counted_along(echo: bool) -> None:
+    output = output_of(echo=echo, prompt_token_ids=PROMPT if echo else (), num_logprobs=1)
+    scores = tuple(TokenLogprob(logprob=-1.0, top=((token, -1.0),)) for token in (97, END))
+    output.feed(tokens([97, END], logprobs=scores, finish_reason="stop", stop_token=True))  # type: ignore[arg-type]
+    [delta] = drain(output)[0].choices
+    entries = [(token.token, token.token_bytes, token.logprob) for token in delta.logprobs or ()]
+    assert entries == [("a", (97,), -1.0), ("", (), -1.0)][: 2 if echo else 1]
+    assert not echo or (delta.logprobs or ())[-1].top[0].token_id == END
+
+
 def test_a_long_prompt_is_cut_into_chunks() -> None:
     prompt = (97,) * (3 * MAX_CHUNK_TOKENS)
     scores = (TokenLogprob(logprob=-1.0),) * (len(prompt) - 1)
