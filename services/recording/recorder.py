@@ -66,7 +66,8 @@ class Recorder:
         self._thread.start()
 
     def stop(self, num_reconnects: int) -> dict[str, Any]:
-        """Write what is queued and the closing note, which is returned."""
+        """Write what was heard and the closing note, which is returned."""
+        self._wiretap.hand_over()
         self._stopping.set()
         self._thread.join()
         facts = self.facts(num_reconnects)
@@ -76,7 +77,7 @@ class Recorder:
 
     def note(self, kind: str, facts: dict[str, Any]) -> None:
         """Hand a note to the writing thread."""
-        self._wiretap.queue.put(Note(time.time(), kind, facts))
+        self._wiretap.note(Note(time.time(), kind, facts))
 
     def facts(self, num_reconnects: int) -> dict[str, Any]:
         """Return what the closing note says."""
@@ -94,12 +95,13 @@ class Recorder:
         try:
             while True:
                 try:
-                    item = self._wiretap.queue.get(timeout=FLUSH_PERIOD_S / 4)
+                    batch = self._wiretap.queue.get(timeout=FLUSH_PERIOD_S / 4)
                 except queue.Empty:
                     if self._stopping.is_set():
                         return
                 else:
-                    self._take(item)
+                    for item in batch:
+                        self._take(item)
                 if time.monotonic() - flushed_s > FLUSH_PERIOD_S:
                     flushed_s = time.monotonic()
                     self._writer.flush()
@@ -107,6 +109,7 @@ class Recorder:
             self.error = error
 
     def _take(self, item: Heard | Note) -> None:
+        self._wiretap.num_taken += 1
         if isinstance(item, Note):
             self._writer.write(item)
             return

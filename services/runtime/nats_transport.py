@@ -169,9 +169,14 @@ class NatsTransport:
             raise Unavailable(f"Cannot publish on {subject}: {type(error).__name__}.") from None
 
     async def request(self, subject: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> RawMessage:
+        return await self._ask(subject, body, headers, timeout_s, of_server=False)
+
+    async def _ask(
+        self, subject: str, body: bytes, headers: Mapping[str, str], timeout_s: float, *, of_server: bool
+    ) -> RawMessage:
         self._check_size(body, headers)
         try:
-            answer = await self._connection.requests.ask(subject, body, headers, timeout_s)
+            answer = await self._connection.requests.ask(subject, body, headers, timeout_s, of_server=of_server)
         except (nats.errors.TimeoutError, TimeoutError):
             raise NoAnswer(f"No answer on {subject} within {timeout_s:g} s.") from None
         except (nats.errors.Error, OSError) as error:
@@ -249,7 +254,7 @@ class NatsTransport:
 
     async def append(self, subject: str, body: bytes, headers: Mapping[str, str]) -> Appended:
         try:
-            answer = await self.request(subject, body, headers, JETSTREAM_TIMEOUT_S)
+            answer = await self._ask(subject, body, headers, JETSTREAM_TIMEOUT_S, of_server=True)
         except NoAnswer as silence:
             raise NoAnswer(f"{silence.message}{STORES_NOTHING if self._client.is_connected else ''}") from None
         ack = orjson.loads(answer.body)
@@ -296,7 +301,7 @@ class NatsTransport:
         return await self._direct_get(stream, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps({"seq": sequence}))
 
     async def _direct_get(self, stream: str, request: str, query: bytes) -> StoredMessage | None:
-        answer = await self.request(request, query, {}, JETSTREAM_TIMEOUT_S)
+        answer = await self._ask(request, query, {}, JETSTREAM_TIMEOUT_S, of_server=True)
         status = answer.headers.get("Status")
         if status == NO_MESSAGES:
             return None

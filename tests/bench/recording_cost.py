@@ -41,10 +41,14 @@ async def bus_url(deployment: Running) -> str:
 
 
 @contextlib.asynccontextmanager
-async def recorder(url: str, path: Path, condition: str) -> AsyncIterator[None]:
-    """Run a recorder, stop it in its tracks where that is the condition, and end it."""
+async def recorder(url: str, path: Path, condition: str) -> AsyncIterator[list[float]]:
+    """Run a recorder, stop it in its tracks where that is the condition, and end it.
+
+    The list that it yields is given the recorder's processor seconds at the end, without those of its start.
+    """
+    used_s: list[float] = []
     if condition == NONE:
-        yield
+        yield used_s
         return
     command = (sys.executable, "-m", "services.cli", "record", "-o", str(path), "--set", f"bus.url={url}")
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
@@ -53,11 +57,19 @@ async def recorder(url: str, path: Path, condition: str) -> AsyncIterator[None]:
         raise SystemExit(f"the recorder did not start: {line!r}")
     if condition == STOPPED:
         process.send_signal(signal.SIGSTOP)
-    yield
+    started_s = cpu_s(process.pid)
+    yield used_s
+    used_s.append(cpu_s(process.pid) - started_s)
     process.send_signal(signal.SIGCONT if condition == STOPPED else signal.SIGINT)
     if condition == STOPPED:
         process.kill()
     await process.wait()
+
+
+def cpu_s(pid: int) -> float:
+    """Return a process's user and system time so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def tokens_per_s(deployment: Running, options: argparse.Namespace, seed: int) -> float:
@@ -82,10 +94,10 @@ async def measure(options: argparse.Namespace) -> None:
             await tokens_per_s(deployment, options, next(seeds))
             for number in range(options.rounds):
                 for condition in (*CONDITIONS[number % 3 :], *CONDITIONS[: number % 3]):
-                    async with recorder(url, path, condition):
+                    async with recorder(url, path, condition) as used_s:
                         rates[condition].append(await tokens_per_s(deployment, options, next(seeds)))
                     if condition == RECORDING:
-                        said = {**closing(path), "num_bytes": path.stat().st_size}
+                        said = {**closing(path), "num_bytes": path.stat().st_size, "cpu_s": used_s[0]}
                 shown = ", ".join(f"{condition} {rates[condition][-1]:7.1f}" for condition in CONDITIONS)
                 print(f"  tok/s: {shown}", flush=True)
         print(f"the last recording: {said}")

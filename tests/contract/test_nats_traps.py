@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from schemas.codec import encode
 from schemas.control import Cancel, Registration
 from schemas.errors import PayloadTooLarge, Unavailable
 from schemas.subjects import Subjects
+from services.recording.wiretap import INBOXES
 from services.runtime import nats_connection, nats_transport
-from services.runtime.bus import Bus, open_bus
+from services.runtime.bus import Bus, Incoming, open_bus
 from services.runtime.nats_transport import connect_nats
 from services.runtime.registry import Heartbeat, Registry
 from services.runtime.settings import BusSettings
@@ -473,3 +475,30 @@ async def test_what_is_given_back_after_a_withdrawal_goes_to_others(connect_nats
     await bus.settle(delivery, "retry")
     (again,) = await other.fetch(consumer.stream, consumer.name, Cancel, batch=64, timeout_s=2)
     assert again.num_delivered == 2
+
+
+async def test_the_servers_own_answers_come_to_longer_subjects_than_those_of_services(
+    nats_server: Any, tracing: Tracing, eventually: Eventually
+) -> None:
+    """So that a recorder, which listens to answers of two and of three tokens, need not hear every acknowledgement."""
+    async with (
+        connection(nats_server, tracing) as asking,
+        connection(nats_server, tracing) as serving,
+        connection(nats_server, tracing) as ear,
+    ):
+        heard: list[RawMessage] = []
+        for pattern in INBOXES:
+            await ear.transport.subscribe(pattern, heard.append)
+        await ear.transport.flush()
+
+        async def answer(incoming: Incoming[Cancel]) -> Cancel:
+            return incoming.message
+
+        await serving.serve(serving.subjects.generate("smol"), Cancel, answer)
+        await serving.transport.flush()
+        await asking.append(asking.subjects.out("r"), cancel("r"))
+        assert await asking.last(asking.subjects.out_stream, asking.subjects.out("r"), Cancel) is not None
+        assert await asking.request(asking.subjects.generate("smol"), cancel("x"), Cancel, timeout_s=5) == cancel("x")
+        await eventually(lambda: heard)
+        await ear.transport.flush()
+        assert [message.body for message in heard] == [encode(cancel("x"))]
