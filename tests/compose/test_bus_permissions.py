@@ -15,12 +15,15 @@ import httpx
 import nats
 import pytest
 
+from schemas.control import PATH_ROLES
 from services.runtime import launcher
 
 ROOT = Path(__file__).parents[2]
 ROLES = ("cache_manager", "executor", "scheduler", "tokenizer", "gateway", "console")
 USERS = (*ROLES, "client", "operator")
 START_TIMEOUT_S = 60.0
+SECOND = "two"
+"""Prefix of the second pipeline on the same server."""
 
 FORBIDDEN = {
     "gateway": ("nj.v1.exec.executor-0.plan", "nj.v1.out.request", "nj.v1.work.smol.normal", "$KV.nj_lease.executor-0"),
@@ -40,6 +43,8 @@ FORBIDDEN = {
         "nj.v1.exec.executor-0.plan",
     ),
     "console": ("nj.v1.out.request", "nj.v1.generate.smol", "nj.v1.spans.executor", "$KV.nj_lease.executor-0"),
+    "two-executor": ("nj.v1.exec.executor-0.result", "two.v1.out.request", "two.v1.exec.executor-0.plan"),
+    "two-scheduler": ("nj.v1.detok.tokenizer-0", "$KV.nj_lease.executor-0", "$JS.ACK.NJ_WORK.consumer.1.1.1.1.1"),
     "client": (
         "nj.v1.control.scheduler",
         "nj.v1.out.request",
@@ -51,13 +56,13 @@ FORBIDDEN = {
 
 
 def password(user: str) -> str:
-    """One that nats-server would read as a number if it were not quoted."""
-    return f"1e5{len(user)}"
+    """One that nats-server would read as a number if it were not quoted; both pipelines' services share theirs."""
+    return f"1e5{len(user.removeprefix(f'{SECOND}-'))}"
 
 
 @dataclass
 class Guarded:
-    """A nats-server with the shipped configuration, and every service of a deployment on it."""
+    """A nats-server with the shipped users, and those of a second prefix; every service of one deployment on it."""
 
     directory: Path
     port: int = 0
@@ -72,10 +77,32 @@ class Guarded:
     def server_log(self) -> str:
         return (self.directory / "nats.log").read_text()
 
+    def start(self, stack: contextlib.ExitStack, user: str, *options: str) -> Path:
+        """Run a service as its user until the stack ends, and return where its log is."""
+        role, log = user.rpartition("-")[2], self.directory / f"{user}.log"
+        settings = ("-c", str(ROOT / "configs/echo.yaml"), "--set", "gateway.port=0", "--set", "console.port=0")
+        process = subprocess.Popen(
+            launcher.wrap([sys.executable, "-m", f"services.{role}", *settings, "--instance", f"{role}-0", *options]),
+            env=self.environment(user),
+            stderr=stack.enter_context(log.open("wb")),
+        )
+        stack.callback(end, process)
+        return log
+
+
+def shipped_configuration() -> str:
+    """The shipped file with a second prefix, as the shipped script writes it; it leaves the first one's users alone."""
+    script = str(ROOT / "configs/docker/second_prefix.sh")
+    text = subprocess.run(["sh", script, SECOND], capture_output=True, text=True, check=True).stdout
+    users, people = (ROOT / "configs" / "nats.conf").read_text().split("    # ---- people")
+    assert text.startswith(users)
+    assert text.endswith(people)
+    return text
+
 
 def configuration(directory: Path) -> Path:
-    """The shipped file, on free ports and in a directory of ours."""
-    text = (ROOT / "configs" / "nats.conf").read_text()
+    """The shipped users, on free ports and in a directory of ours."""
+    text = shipped_configuration()
     for shipped, ours in {
         "port: 4222": 'listen: "127.0.0.1:-1"',
         "http: 8222": 'http: "127.0.0.1:-1"',
@@ -107,23 +134,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         wait_until(lambda: ports.exists() and ports.read_text().endswith("}"))
         deployment.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
         for role in ROLES:
-            log = stack.enter_context((deployment.directory / f"{role}.log").open("wb"))
-            arguments = [
-                "-c",
-                str(ROOT / "configs/echo.yaml"),
-                "--set",
-                "gateway.port=0",
-                "--set",
-                "console.port=0",
-                "--instance",
-                f"{role}-0",
-            ]
-            process = subprocess.Popen(
-                launcher.wrap([sys.executable, "-m", f"services.{role}", *arguments]),
-                env=deployment.environment(role),
-                stderr=log,
-            )
-            stack.callback(end, process)
+            deployment.start(stack, role)
         wait_until(lambda: "serving HTTP on " in (deployment.directory / "gateway.log").read_text())
         deployment.http_url = (
             (deployment.directory / "gateway.log").read_text().partition("serving HTTP on ")[2].split()[0]
@@ -227,6 +238,37 @@ def test_operator_is_obeyed_by_every_service(guarded: Guarded) -> None:
         done = natterjack(guarded, "control", "flush-cache", role, user="operator")
         assert f"{role}-0: " in done.stdout + done.stderr
     assert "Violation" not in guarded.server_log()
+
+
+def test_a_second_pipeline_under_another_prefix_is_shadowed(guarded: Guarded) -> None:
+    """The services of both have only what they need; the shadow looks on as an operator."""
+    url, body = f"{guarded.http_url}/v1/completions", {"model": "smol", "prompt": "Hello", "max_tokens": 8, "n": 2}
+    with contextlib.ExitStack() as stack:
+        for role in (*PATH_ROLES, "gateway"):
+            guarded.start(stack, f"{SECOND}-{role}", "--set", f"bus.prefix={SECOND}")
+        status = ("status", "--wait", "40", "--set", f"bus.prefix={SECOND}")
+        assert natterjack(guarded, *status, user="operator").returncode == 0
+        shadow = subprocess.Popen(
+            [sys.executable, "-m", "services.cli", "shadow", "1.0", "--to", SECOND, "--requests", "3", "--json"],
+            env=guarded.environment("operator"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(end, shadow)
+        assert shadow.stderr is not None
+        assert "Mirroring" in shadow.stderr.readline()
+        for _ in range(3):
+            assert httpx.post(url, json=body, timeout=30).status_code == 200
+        found = json.loads(shadow.communicate(timeout=60)[0])
+    assert (found["equal"], found["num_agreed"], found["num_tokens"]) == (True, 3, 3 * 2 * 8)
+    assert "Violation" not in guarded.server_log()
+
+
+@pytest.mark.parametrize("prefix", ["", "nj", "two/../..", "Two", "2"])
+def test_what_is_no_second_prefix_gets_no_configuration(prefix: str) -> None:
+    done = subprocess.run(["sh", str(ROOT / "configs/docker/second_prefix.sh"), prefix], capture_output=True, text=True)
+    assert (done.returncode != 0, done.stdout, "second prefix" in done.stderr) == (True, "", True)
 
 
 @pytest.mark.parametrize("user", FORBIDDEN)
