@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cache_kinds.h"
+#include "int8_slice.h"
 
 namespace nj {
 

@@ -19,8 +19,9 @@ struct Q4Packed {
   }
   static F32x16 scale(const uint8_t* p, int group) { return halves(p, group); }
   static F32x16 minimum(const uint8_t* p, int group) { return halves(p, 2 + group); }
-  static I32x16 start(int32_t) { return set1_int(0); }
-  static I32x16 dot(I32x16 sum, U8x64 w, I32x16 x) { return dot_nibbles(sum, w, x); }
+  using Sum = NibbleSum;
+  static Sum start(int32_t) { return no_nibbles(); }
+  static Sum dot(Sum sum, U8x64 w, I32x16 x) { return dot_nibbles(sum, w, x); }
 };
 
 struct Q4Panel {
@@ -34,8 +35,9 @@ struct Q4Panel {
   }
   static F32x16 scale(const uint8_t* p, int group) { return floats(p, group); }
   static F32x16 minimum(const uint8_t* p, int group) { return floats(p, 2 + group); }
-  static I32x16 start(int32_t) { return set1_int(0); }
-  static I32x16 dot(I32x16 sum, U8x64 w, I32x16 x) { return dot_nibbles(sum, w, x); }
+  using Sum = NibbleSum;
+  static Sum start(int32_t) { return no_nibbles(); }
+  static Sum dot(Sum sum, U8x64 w, I32x16 x) { return dot_nibbles(sum, w, x); }
 };
 
 struct Q8Packed {
@@ -48,8 +50,9 @@ struct Q8Packed {
     return load_f16(reinterpret_cast<const uint16_t*>(p + 2 * kQ8Values) + group * kGroup);
   }
   static F32x16 minimum(const uint8_t*, int) { return zero(); }
-  static I32x16 start(int32_t correction) { return start_bytes(correction); }
-  static I32x16 dot(I32x16 sum, U8x64 w, I32x16 x) { return dot_bytes(sum, w, x); }
+  using Sum = I32x16;
+  static Sum start(int32_t correction) { return start_bytes(correction); }
+  static Sum dot(Sum sum, U8x64 w, I32x16 x) { return dot_bytes(sum, w, x); }
 };
 
 inline I32x16 broadcast_quad(const int8_t* p) {
@@ -74,59 +77,62 @@ struct Upcoming {
   }
 };
 
-// The tile: R rows from `row` on x 2 groups over k-blocks [begin, end); w points at k-block `begin`.
+// The tile: R rows from `row` on x G groups from `group` on, over k-blocks [begin, end); w points at k-block `begin`.
 template <class Source, int R>
-void tile(const uint8_t* w, KRange k, const QuantisedRows& x, int row, float* y, Upcoming* upcoming) {
-  F32x16 f[2][R];
+void tile(const uint8_t* w, KRange k, const QuantisedRows& x, int row, int group, float* y, Upcoming* upcoming) {
+  constexpr int G = kTileGroups;
+  y += row * kPair + group * kGroup;
+  F32x16 f[G][R];
   unroll<R>([&](int r) NJ_INLINE {
-    const float* from = y + (row + r) * kPair;
-    f[0][r] = k.begin == 0 ? zero() : load(from), f[1][r] = k.begin == 0 ? zero() : load(from + kGroup);
+    unroll<G>([&](int g) NJ_INLINE { f[g][r] = k.begin == 0 ? zero() : load(y + r * kPair + g * kGroup); });
   });
   Upcoming next = *upcoming;
   size_t at = static_cast<size_t>(k.begin) * x.stride + row;
   for (int kb = k.begin; kb < k.end; kb++, w += Source::kBytes, at += x.stride) {
     const int8_t* q = x.q + at * kBlock;
     next.request();
-    I32x16 c[2][R];
-    unroll<R>([&](int r) NJ_INLINE { c[0][r] = c[1][r] = Source::start(x.correction[at + r]); });
+    typename Source::Sum c[G][R];
+    unroll<R>([&](int r) NJ_INLINE {
+      unroll<G>([&](int g) NJ_INLINE { c[g][r] = Source::start(x.correction[at + r]); });
+    });
     unroll<4>([&](int i) NJ_INLINE {
-      U8x64 even[2], odd[2];
-      Source::quads(w, 0, i, &even[0], &odd[0]);
-      Source::quads(w, 1, i, &even[1], &odd[1]);
+      U8x64 even[G], odd[G];
+      unroll<G>([&](int g) NJ_INLINE { Source::quads(w, group + g, i, &even[g], &odd[g]); });
       unroll<R>([&](int r) NJ_INLINE {
         const I32x16 a = broadcast_quad(q + r * kBlock + 8 * i), b = broadcast_quad(q + r * kBlock + 8 * i + 4);
-        c[0][r] = Source::dot(c[0][r], even[0], a), c[1][r] = Source::dot(c[1][r], even[1], a);
-        c[0][r] = Source::dot(c[0][r], odd[0], b), c[1][r] = Source::dot(c[1][r], odd[1], b);
+        unroll<G>([&](int g) NJ_INLINE { c[g][r] = Source::dot(c[g][r], even[g], a); });
+        unroll<G>([&](int g) NJ_INLINE { c[g][r] = Source::dot(c[g][r], odd[g], b); });
       });
     });
-    const F32x16 d0 = Source::scale(w, 0), d1 = Source::scale(w, 1);
-    const F32x16 m0 = Source::minimum(w, 0), m1 = Source::minimum(w, 1);
-    unroll<R>([&](int r) NJ_INLINE {
-      const F32x16 s = set1(x.scale[at + r]);
-      if (Source::kHasMin) {
-        const F32x16 u = set1(x.scaled_sum[at + r]);
-        f[0][r] = fma(m0, u, f[0][r]), f[1][r] = fma(m1, u, f[1][r]);
-      }
-      f[0][r] = fma(mul(d0, s), to_float(c[0][r]), f[0][r]);
-      f[1][r] = fma(mul(d1, s), to_float(c[1][r]), f[1][r]);
+    unroll<G>([&](int g) NJ_INLINE {
+      const F32x16 d = Source::scale(w, group + g), m = Source::minimum(w, group + g);
+      unroll<R>([&](int r) NJ_INLINE {
+        if (Source::kHasMin) f[g][r] = fma(m, set1(x.scaled_sum[at + r]), f[g][r]);
+        f[g][r] = fma(mul(d, set1(x.scale[at + r])), to_float(total(c[g][r])), f[g][r]);
+      });
     });
   }
   *upcoming = next;
   unroll<R>([&](int r) NJ_INLINE {
-    store(y + (row + r) * kPair, f[0][r]), store(y + (row + r) * kPair + kGroup, f[1][r]);
+    unroll<G>([&](int g) NJ_INLINE { store(y + r * kPair + g * kGroup, f[g][r]); });
   });
+}
+
+template <class Source, int R>
+void tile_pair(const uint8_t* w, KRange k, const QuantisedRows& x, int row, float* y, Upcoming* upcoming) {
+  for (int group = 0; group < 2; group += kTileGroups) tile<Source, R>(w, k, x, row, group, y, upcoming);
 }
 
 template <class Source>
 void tile_of(int rows, const uint8_t* w, KRange k, const QuantisedRows& x, int row, float* y, Upcoming* upcoming) {
   switch (rows) {
-    case 1: return tile<Source, 1>(w, k, x, row, y, upcoming);
-    case 2: return tile<Source, 2>(w, k, x, row, y, upcoming);
+    case 1: return tile_pair<Source, 1>(w, k, x, row, y, upcoming);
+    case 2: return tile_pair<Source, 2>(w, k, x, row, y, upcoming);
+    case 3: return tile_pair<Source, 3>(w, k, x, row, y, upcoming);
+    case 4: return tile_pair<Source, 4>(w, k, x, row, y, upcoming);
 #if defined(__AVX512VNNI__)
-    case 3: return tile<Source, 3>(w, k, x, row, y, upcoming);
-    case 4: return tile<Source, 4>(w, k, x, row, y, upcoming);
-    case 5: return tile<Source, 5>(w, k, x, row, y, upcoming);
-    case 6: return tile<Source, 6>(w, k, x, row, y, upcoming);
+    case 5: return tile_pair<Source, 5>(w, k, x, row, y, upcoming);
+    case 6: return tile_pair<Source, 6>(w, k, x, row, y, upcoming);
 #endif
   }
 }
@@ -170,7 +176,7 @@ void multiply_pair(const PackedMatrix& weights, int pair, const QuantisedRows& x
   const int steps = num_tiles(num_rows) * weights.blocks, lines = static_cast<int>((bytes + 63) / 64);
   Upcoming upcoming{w + weights.pair_bytes(), w + weights.pair_bytes() + bytes, (lines + steps - 1) / steps};
   if (weights.kind == WeightKind::kQ8) return all_tiles<Q8Packed>(w, {0, weights.blocks}, x, num_rows, y, &upcoming);
-  if (num_rows <= kTileRows) return all_tiles<Q4Packed>(w, {0, weights.blocks}, x, num_rows, y, &upcoming);
+  if (num_rows <= kRowsWithoutPanel) return all_tiles<Q4Packed>(w, {0, weights.blocks}, x, num_rows, y, &upcoming);
   for (int begin = 0; begin < weights.blocks; begin += kPanelBlocks) {
     const KRange k{begin, std::min(begin + kPanelBlocks, weights.blocks)};
     unpack_panel(w + static_cast<size_t>(begin) * kQ4Bytes, k.end - k.begin, panel);

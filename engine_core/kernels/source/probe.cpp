@@ -39,7 +39,9 @@ double nj_measure_bandwidth(int32_t num_threads, int64_t size_bytes) {
 
 double nj_measure_dot_products(int32_t num_threads) {
   using namespace nj;
-  constexpr int kChains = 20, kRounds = 20000;
+  // Where a product and its sum are two instructions, chains need different operands, or a compiler would compute one
+  // product for all; where they are one, more chains hide how long it takes.
+  constexpr int kChains = kTileGroups == 1 ? 4 : 20, kOperands = kTileGroups == 1 ? kChains : 1, kRounds = 20000;
   std::atomic<int32_t> sink{0};
   Team team(num_threads, 1);
   double best = 0.0;
@@ -47,19 +49,20 @@ double nj_measure_dot_products(int32_t num_threads) {
   for (int pass = 0; pass < 4; pass++) {
     const auto start = Clock::now();
     team.for_each(items, [&](int item, int) {
-      I32x16 sum[kChains];
-      // Different in each, or a compiler would keep one for all.
-      unroll<kChains>([&](int j) NJ_INLINE { sum[j] = set1_int(item + j); });
+      NibbleSum sum[kChains];
+      I32x16 x[kOperands];
       uint8_t bytes[64];
       std::fill(bytes, bytes + 64, static_cast<uint8_t>(item % 15));
       const U8x64 w = load_bytes(bytes);
-      // The activations change, or a compiler would compute the product once.
-      I32x16 x = set1_int(0x01020304);
+      // Different in each, or a compiler would keep one for all.
+      unroll<kChains>([&](int j) NJ_INLINE { sum[j] = dot_nibbles(no_nibbles(), w, set1_int(item + j)); });
+      unroll<kOperands>([&](int j) NJ_INLINE { x[j] = set1_int(0x01020304 + item * j); });
       for (int i = 0; i < kRounds; i++) {
-        unroll<kChains>([&](int j) NJ_INLINE { sum[j] = dot_nibbles(sum[j], w, x); });
-        x = add_int(x, set1_int(1));
+        unroll<kChains>([&](int j) NJ_INLINE { sum[j] = dot_nibbles(sum[j], w, x[j % kOperands]); });
+        // The activations change, or a compiler would compute the products once.
+        unroll<kOperands>([&](int j) NJ_INLINE { x[j] = add_int(x[j], set1_int(1)); });
       }
-      unroll<kChains>([&](int j) NJ_INLINE { sink += reduce_add_int(sum[j]); });
+      unroll<kChains>([&](int j) NJ_INLINE { sink += reduce_add_int(total(sum[j])); });
     });
     best = std::max(best, static_cast<double>(items) * kRounds * kChains * 64 / seconds_since(start));
   }

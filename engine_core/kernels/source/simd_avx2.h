@@ -1,10 +1,12 @@
-// Sixteen lanes in two AVX2 registers. Plain and correct rather than tuned: it serves machines without VNNI.
+// Sixteen lanes in two AVX2 registers, for machines without VNNI. Integer products take one multiplication of bytes
+// and one that widens; what bounds the kernels is how many of either there are.
 #pragma once
 
 namespace nj {
 
 constexpr const char* kInstructionSet = "avx2";
-constexpr int kTileRows = 2;
+constexpr int kTileGroups = 1, kTileRows = 4;  // 8 integer accumulators of the 16 registers
+constexpr int kRowsWithoutPanel = 16;
 
 struct F32x16 { __m256 lo, hi; };
 struct I32x16 { __m256i lo, hi; };
@@ -152,16 +154,29 @@ inline U8x64 low_nibbles(U8x64 a) {
 inline U8x64 high_nibbles(U8x64 a) {
   return low_nibbles({_mm256_srli_epi16(a.lo, 4), _mm256_srli_epi16(a.hi, 4)});
 }
-inline __m256i dot_unsigned(__m256i sum, __m256i w, __m256i x) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+// A compiler may regroup sums of integers, and then has more of them at a time than there are registers: a third of the
+// speed. After this it cannot.
+inline __m256i as_summed(__m256i sum) {
+  asm("" : "+x"(sum));
+  return sum;
 }
-inline I32x16 dot_nibbles(I32x16 sum, U8x64 w, I32x16 x) {
-  return {dot_unsigned(sum.lo, w.lo, x.lo), dot_unsigned(sum.hi, w.hi, x.hi)};
+inline __m256i widen_sum(__m256i words) { return _mm256_madd_epi16(words, _mm256_set1_epi16(1)); }
+
+// The products of a block of 32 nibbles sum up to 8 * 2 * 15 * 127 = 30,480 in each 16-bit lane, so they are widened
+// once for all. Sums of more would wrap.
+using NibbleSum = I16x32;
+inline NibbleSum no_nibbles() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline NibbleSum dot_nibbles(NibbleSum sum, U8x64 w, I32x16 x) {
+  return {as_summed(_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo))),
+          as_summed(_mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.hi)))};
 }
+inline I32x16 total(NibbleSum sum) { return {widen_sum(sum.lo), widen_sum(sum.hi)}; }
+inline I32x16 total(I32x16 sum) { return sum; }
 // maddubs would saturate on bytes with 128 added: take the sign off the weight and put it on the activation.
 inline __m256i dot_signed(__m256i sum, __m256i w, __m256i x) {
   w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-  return dot_unsigned(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+  const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+  return as_summed(_mm256_add_epi32(sum, widen_sum(products)));
 }
 inline I32x16 start_bytes(int32_t) { return set1_int(0); }
 inline I32x16 dot_bytes(I32x16 sum, U8x64 w, I32x16 x) {
@@ -170,6 +185,18 @@ inline I32x16 dot_bytes(I32x16 sum, U8x64 w, I32x16 x) {
 
 inline I16x32 load_int8_as_int16(const int8_t* p) {
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128(as_m128i(p))), _mm256_cvtepi8_epi16(_mm_loadu_si128(as_m128i(p + 16)))};
+}
+inline I16x32 load_uint8_as_int16(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi16(_mm_loadu_si128(as_m128i(p))), _mm256_cvtepu8_epi16(_mm_loadu_si128(as_m128i(p + 16)))};
+}
+inline I32x16 set1_four(const int16_t* p) {
+  const __m256i v = _mm256_broadcastq_epi64(_mm_loadl_epi64(as_m128i(p)));
+  return {v, v};
+}
+// Lane i is the sum of lanes 2i and 2i + 1 of a and b, one after the other.
+inline I32x16 add_neighbours(I32x16 a, I32x16 b) {
+  return {_mm256_permute4x64_epi64(_mm256_hadd_epi32(a.lo, a.hi), 0xD8),
+          _mm256_permute4x64_epi64(_mm256_hadd_epi32(b.lo, b.hi), 0xD8)};
 }
 inline void store_as_int16(int16_t* p, I32x16 a) {
   __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xD8);

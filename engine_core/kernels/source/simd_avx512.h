@@ -4,7 +4,8 @@
 namespace nj {
 
 constexpr const char* kInstructionSet = "avx512_vnni";
-constexpr int kTileRows = 6;  // 2 column groups x 6 rows: 12 integer and 12 float accumulators of the 32 registers
+constexpr int kTileGroups = 2, kTileRows = 6;  // 12 integer and 12 float accumulators of the 32 registers
+constexpr int kRowsWithoutPanel = kTileRows;
 
 struct F32x16 { __m512 v; };
 struct I32x16 { __m512i v; };
@@ -118,7 +119,10 @@ inline U8x64 low_nibbles(U8x64 a) { return {_mm512_and_si512(a.v, _mm512_set1_ep
 inline U8x64 high_nibbles(U8x64 a) {
   return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
 }
-inline I32x16 dot_nibbles(I32x16 sum, U8x64 w, I32x16 x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
+using NibbleSum = I32x16;
+inline NibbleSum no_nibbles() { return set1_int(0); }
+inline I32x16 total(I32x16 sum) { return sum; }
+inline NibbleSum dot_nibbles(NibbleSum sum, U8x64 w, I32x16 x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
 // Bytes are stored with 128 added; the accumulator starts at the correction -128 * sum(x).
 inline I32x16 start_bytes(int32_t correction) { return {_mm512_set1_epi32(correction)}; }
 inline I32x16 dot_bytes(I32x16 sum, U8x64 w, I32x16 x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
