@@ -267,7 +267,7 @@ async def test_service_replaced_in_mid_stream(
 
         started_s = time.monotonic()
         await disturbed(deployment, replace)
-        assert time.monotonic() - started_s < 15
+        assert time.monotonic() - started_s < 60
         await eventually(lambda: is_idle(deployment))
 
 
