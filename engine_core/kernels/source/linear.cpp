@@ -78,9 +78,8 @@ struct Upcoming {
 };
 
 // The tile: R rows from `row` on x G groups from `group` on, over k-blocks [begin, end); w points at k-block `begin`.
-template <class Source, int R>
+template <class Source, int R, int G>
 void tile(const uint8_t* w, KRange k, const QuantisedRows& x, int row, int group, float* y, Upcoming* upcoming) {
-  constexpr int G = kTileGroups;
   y += row * kPair + group * kGroup;
   F32x16 f[G][R];
   unroll<R>([&](int r) NJ_INLINE {
@@ -118,9 +117,13 @@ void tile(const uint8_t* w, KRange k, const QuantisedRows& x, int row, int group
   });
 }
 
+// Groups that a tile of so many rows takes at once: both, if there are registers for their sums.
+constexpr int groups_at_once(int rows) { return 2 * rows <= kTileGroups * kTileRows ? 2 : 1; }
+
 template <class Source, int R>
 void tile_pair(const uint8_t* w, KRange k, const QuantisedRows& x, int row, float* y, Upcoming* upcoming) {
-  for (int group = 0; group < 2; group += kTileGroups) tile<Source, R>(w, k, x, row, group, y, upcoming);
+  constexpr int G = groups_at_once(R);
+  for (int group = 0; group < 2; group += G) tile<Source, R, G>(w, k, x, row, group, y, upcoming);
 }
 
 template <class Source>
@@ -173,7 +176,8 @@ void multiply_pair(const PackedMatrix& weights, int pair, const QuantisedRows& x
                    uint8_t* panel) {
   const uint8_t* w = weights.pair(pair);
   const size_t bytes = pair + 1 < weights.pairs ? weights.pair_bytes() : 0;
-  const int steps = num_tiles(num_rows) * weights.blocks, lines = static_cast<int>((bytes + 63) / 64);
+  const int tiles = num_tiles(num_rows), passes = 2 / groups_at_once((num_rows + tiles - 1) / tiles);
+  const int steps = tiles * passes * weights.blocks, lines = static_cast<int>((bytes + 63) / 64);
   Upcoming upcoming{w + weights.pair_bytes(), w + weights.pair_bytes() + bytes, (lines + steps - 1) / steps};
   if (weights.kind == WeightKind::kQ8) return all_tiles<Q8Packed>(w, {0, weights.blocks}, x, num_rows, y, &upcoming);
   if (num_rows <= kRowsWithoutPanel) return all_tiles<Q4Packed>(w, {0, weights.blocks}, x, num_rows, y, &upcoming);
