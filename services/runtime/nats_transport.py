@@ -19,6 +19,7 @@ from nats.js import JetStreamContext, api
 
 from schemas.errors import NatterjackError, PayloadTooLarge, Unavailable
 from services.runtime.nats_connection import RECONNECT_WAIT_S, NatsConnection
+from services.runtime.nats_pull import Pull
 from services.runtime.nats_wire import (
     ACK_BODIES,
     END_OF_BATCH,
@@ -111,7 +112,7 @@ class NatsTransport:
         self._connection = NatsConnection(self._restore)
         self._client = self._connection.client
         self._js: JetStreamContext = self._client.jetstream(timeout=JETSTREAM_TIMEOUT_S)
-        self._pulls: dict[tuple[str, str], JetStreamContext.PullSubscription] = {}
+        self._pulls: dict[tuple[str, str], Pull] = {}
         self._streams: dict[str, StreamSpec] = {}
         self._consumers: dict[tuple[str, str], ConsumerSpec] = {}
 
@@ -264,15 +265,15 @@ class NatsTransport:
 
     async def fetch(self, stream: str, consumer: str, batch: int, timeout_s: float) -> list[RawDelivery]:
         try:
-            pull = await self._pull(stream, consumer)
-            messages = await self._connection.unless_cut_off(pull.fetch(batch, timeout=min(timeout_s, MAX_FETCH_S)))
+            pull = self._pulls.setdefault((stream, consumer), Pull(self._client, stream, consumer))
+            messages = await self._connection.unless_cut_off(pull.fetch(batch, min(timeout_s, MAX_FETCH_S)))
         except (nats.errors.TimeoutError, TimeoutError):
             return []
         except asyncio.CancelledError:
             await self.withdraw(stream, consumer)
             raise
         except (nats.js.errors.APIError, nats.errors.Error, OSError) as error:
-            self._pulls.pop((stream, consumer), None)
+            await self.withdraw(stream, consumer)
             raise stream_error(error, stream) from None
         return [to_delivery(message) for message in messages]
 
@@ -281,15 +282,9 @@ class NatsTransport:
         pull = self._pulls.pop((stream, consumer), None)
         try:
             if pull is not None:
-                await pull.unsubscribe()
+                await pull.close()
         except (nats.errors.Error, OSError) as error:
             log.debug("unsubscribe after the connection closed: %s", error)
-
-    async def _pull(self, stream: str, consumer: str) -> JetStreamContext.PullSubscription:
-        key = (stream, consumer)
-        if key not in self._pulls:
-            self._pulls[key] = await self._js.pull_subscribe_bind(consumer=consumer, stream=stream)
-        return self._pulls[key]
 
     async def settle(self, delivery: RawDelivery, kind: AckKind) -> None:
         await self.publish(delivery.token, ACK_BODIES[kind], {})

@@ -15,6 +15,7 @@ LIMIT_CODES = frozenset({10023, 10047, 10054, 10077, 10122, 10195})
 NO_RESPONDERS = "503"
 END_OF_BATCH = "204"
 NO_MESSAGES = "404"
+REQUEST_TIMEOUT = "408"
 
 ACK_BODIES: dict[AckKind, bytes] = {
     "ack": b"+ACK",

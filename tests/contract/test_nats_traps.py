@@ -464,6 +464,27 @@ async def test_abandoned_fetch_swallows_no_work(connect_nats_bus: Connect) -> No
     assert delivery.num_delivered == 1
 
 
+async def test_work_is_handed_over_at_once_however_earlier_pulls_ended(connect_nats_bus: Connect) -> None:
+    """The client's own fetch gives up before the server does, and then takes one pull request's end for another's."""
+    bus = await connect_nats_bus()
+    consumer = work_consumer(bus.subjects, "smol", "normal", 30)
+    await bus.transport.ensure_consumer(consumer)
+
+    async def fetch(timeout_s: float) -> list[str]:
+        deliveries = await bus.fetch(consumer.stream, consumer.name, Cancel, batch=64, timeout_s=timeout_s)
+        return [delivery.message.request_id for delivery in deliveries if delivery.message is not None]
+
+    for _ in range(3):
+        assert await fetch(0.3) == []
+        for name in ("first", "second", "third"):
+            fetching = asyncio.create_task(fetch(5.0))
+            await asyncio.sleep(0.1)
+            stored_s = time.monotonic()
+            await bus.append(bus.subjects.work("smol", "normal"), cancel(name))
+            assert await fetching == [name]
+            assert time.monotonic() - stored_s < 3, "it came, and was held back"
+
+
 async def test_what_is_given_back_after_a_withdrawal_goes_to_others(connect_nats_bus: Connect) -> None:
     """A pull request for many messages stays open at the server when fewer came."""
     bus, other = await connect_nats_bus(), await connect_nats_bus()
