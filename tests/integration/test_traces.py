@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.integration.conftest import NATTERJACK, Deployment
 from tests.integration.otlp_receiver import Receiver, attribute, seconds
@@ -34,6 +35,8 @@ WANTED = {
 NUM_UNDISTURBED, NUM_DISTURBED = 40, 10
 MAX_TOKENS = 60
 STEP_S = 0.015
+PARTS = ("process generate_request", "scheduler.queue", "scheduler.admit", "executor.prefill", "executor.decode")
+"""What a request passes one after the other, as far as the engine's last token."""
 
 
 @dataclass
@@ -214,21 +217,31 @@ def check_executions(receiver: Receiver, undisturbed: list[Sent], disturbed: lis
 
 
 def check_durations(receiver: Receiver, sent: list[Sent]) -> None:
-    """The parts add up to what the client saw; by the median, for a busy machine delays single clients."""
+    """The parts add up to what each client saw, choices and preempted sequences included.
+
+    A part is a span of its own clock, and the parts of a request follow each other: so what they add up to is the time
+    that any of them covers. By the median within 5 %, for a busy machine delays single clients.
+    """
     shares, sums = [], []
     for one in sent:
-        if one.kind == "n":
-            continue
-        spans = {span.name: span for _, span in receiver.trace(one.trace_id)}
-        shares.append(seconds(spans["POST /v1/completions"]) / one.took_s)
-        detokenize = spans["tokenizer.detokenize"]
-        executions = [s for _, s in receiver.trace(one.trace_id) if s.name in ("executor.prefill", "executor.decode")]
-        if len(executions) == 2:
-            waits = ("process generate_request", "scheduler.queue", "scheduler.admit")
-            sums.append((sum(seconds(spans[name]) for name in waits) + sum(map(seconds, executions))) / one.took_s)
-            assert detokenize.end_time_unix_nano >= max(s.end_time_unix_nano for s in executions) - 50e6
+        trace = receiver.trace(one.trace_id)
+        (root,) = [span for _, span in trace if span.name == "POST /v1/completions"]
+        shares.append(seconds(root) / one.took_s)
+        sums.append(covered_s([span for _, span in trace if span.name in PARTS]) / one.took_s)
+        executions = [span for _, span in trace if span.name in ("executor.prefill", "executor.decode")]
+        last_ns = max(span.end_time_unix_nano for _, span in trace if span.name == "tokenizer.detokenize")
+        assert last_ns >= max(span.end_time_unix_nano for span in executions) - 50e6
     assert 0.95 <= statistics.median(shares) <= 1.02, shares
-    assert 0.93 <= statistics.median(sums) <= 1.05, sums
+    assert 0.95 <= statistics.median(sums) <= 1.02, sums
+
+
+def covered_s(spans: list[Span]) -> float:
+    """Return how long at least one of the spans ran."""
+    total_ns = end_ns = 0
+    for span in sorted(spans, key=lambda span: span.start_time_unix_nano):
+        total_ns += max(0, span.end_time_unix_nano - max(span.start_time_unix_nano, end_ns))
+        end_ns = max(end_ns, span.end_time_unix_nano)
+    return total_ns / 1e9
 
 
 def check_steps(receiver: Receiver, trace_ids: set[str]) -> None:
