@@ -79,6 +79,19 @@ async def test_usage_counts_the_cached_prefix_but_never_the_whole_prompt(surface
     assert cached[1:] == [48, 48]
 
 
+async def test_a_growing_conversation_finds_exactly_its_full_blocks(surface: Surface) -> None:
+    """Blocks of 16; the last token of an answer was never run, so it is in no block."""
+    ids, num_run = [9000 + number for number in range(37)], 0
+    for _ in range(5):
+        body = {"prompt": ids, "temperature": 0, "max_tokens": 9, "ignore_eos": True, "return_token_ids": True}
+        answer = (await surface.http.post(C, json=body)).json()
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == min(num_run // 16, (len(ids) - 1) // 16) * 16
+        ids = ids + answer["choices"][0]["token_ids"]
+        num_run = len(ids) - 1
+        ids = ids + [500, 501, 502, 503, 504]
+
+
 # ---- determinism
 
 
@@ -92,6 +105,15 @@ async def test_tokens_and_logprobs_do_not_depend_on_company_or_cache(surface: Su
         assert (answer.text, answer.logprobs) == (alone[0].text, alone[0].logprobs)
 
 
+async def test_forty_prompts_are_answered_alike_cold_and_warm(surface: Surface) -> None:
+    for number in range(40):
+        prompt = [4000 + (number * 97 + 13 * place) % 9000 for place in range(18 + 2 * number)]
+        body: Any = {"prompt": prompt, "temperature": 0, "max_tokens": 4, "logprobs": 1}
+        cold, warm = await surface.whole(C, **body), await surface.whole(C, **body)
+        assert warm.usage["prompt_tokens_details"]["cached_tokens"] > 0
+        assert (warm.text, warm.logprobs) == (cold.text, cold.logprobs)
+
+
 async def test_a_seed_draws_the_same_tokens_alone_and_under_load(surface: Surface) -> None:
     body: Any = {"prompt": "A poem:", "temperature": 1, "seed": 42, "max_tokens": 16}
     alone = await surface.everywhere(**body)
@@ -103,7 +125,14 @@ async def test_a_seed_draws_the_same_tokens_alone_and_under_load(surface: Surfac
 # ---- cancelling, resuming, repeating
 
 
+async def num_aborted(surface: Surface) -> float:
+    page = (await surface.http.get("/metrics")).text
+    aborts = [line for line in page.splitlines() if "request_success_total" in line and "abort" in line]
+    return sum(float(line.split()[-1]) for line in aborts)
+
+
 async def test_a_client_that_leaves_is_noticed_streaming_or_not(surface: Surface) -> None:
+    before = await num_aborted(surface)
     body: Any = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
     async with surface.http.stream("POST", C, json={**body, "stream": True}) as response:
         lines = response.aiter_lines()
@@ -111,10 +140,9 @@ async def test_a_client_that_leaves_is_noticed_streaming_or_not(surface: Surface
             await anext(lines)
     with pytest.raises(httpx.ReadTimeout):
         await surface.http.post(C, json=body, timeout=0.5)
-    await asyncio.sleep(1)
-    page = (await surface.http.get("/metrics")).text
-    aborts = [line for line in page.splitlines() if "request_success_total" in line and "abort" in line]
-    assert sum(float(line.split()[-1]) for line in aborts) >= 2
+    async with asyncio.timeout(10):
+        while await num_aborted(surface) < before + 2:
+            await asyncio.sleep(0.1)
 
 
 async def test_a_stream_can_be_read_on_from_the_last_event_seen(surface: Surface) -> None:

@@ -203,3 +203,17 @@ async def test_penalties_change_the_text_and_no_other_request(surface: Surface) 
     assert [answer.text for answer in together] == alone
     assert alone[0] != alone[1]
     assert alone[0] != alone[2]
+
+
+async def test_a_long_string_inside_an_object_is_a_fine_argument(surface: Surface) -> None:
+    inner = {
+        "type": "object",
+        "properties": {"text": {"type": "string", "maxLength": 2000}},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+    function = {**WEATHER["function"], "parameters": {**inner, "properties": {"text": inner}}}
+    tools = [{"type": "function", "function": function}]
+    called = await surface.both(H, **ASK, tools=tools, tool_choice="required", max_tokens=120)
+    assert called.calls
+    assert called.finish in ("tool_calls", "length")

@@ -183,3 +183,13 @@ async def test_a_prompt_is_cut_to_its_end(surface: Surface) -> None:
     answer = await surface.whole(C, prompt="one two three", truncate_prompt_tokens=1, max_tokens=1, echo=True)
     assert answer.usage["prompt_tokens"] == 1
     assert answer.text.startswith(" three")
+
+
+async def test_alternatives_are_decoded_alone_and_have_their_bytes(surface: Surface) -> None:
+    body = forced("😀 🌶 ok", logprobs=5)
+    logprobs = (await surface.http.post(C, json=body)).json()["choices"][0]["logprobs"]
+    assert all(text for tokens in logprobs["top_logprobs"] for text in tokens)
+    chat = {**CHAT, "max_tokens": 16, "structured_outputs": body["structured_outputs"]}
+    answer = (await surface.http.post(H, json={**chat, "logprobs": True, "top_logprobs": 5})).json()
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert all(other["token"] and other["bytes"] for entry in content for other in entry["top_logprobs"])

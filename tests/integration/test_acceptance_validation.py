@@ -137,3 +137,22 @@ async def test_a_body_that_is_no_request_has_the_standard_error(
             continue
         assert response.status_code == status
         assert {"message", "type", "param", "code"} <= set(response.json()["error"])
+
+
+async def test_what_http_refuses_is_refused_over_nats_too(surface: Surface) -> None:
+    for prompt in ("", []):
+        assert isinstance(await surface.over_nats(prompt=prompt), dict)
+        await surface.refused(C, {"prompt": prompt, "stream": True})
+    too_long = await surface.over_nats(prompt=[5] * 9000)
+    assert isinstance(too_long, dict)
+    assert too_long["code"] == "context_length_exceeded"
+    assert too_long["details"] == {"max_model_len": 8192, "num_prompt_tokens": 9000}
+    without_messages = await surface.over_nats(messages=[])
+    assert isinstance(without_messages, dict)
+    assert without_messages["param"] == "messages"
+
+
+@pytest.mark.parametrize("messages", [[{"role": "user", "content": ""}], [{"role": "assistant", "content": "Well"}]])
+async def test_odd_but_legal_chats_are_answered_on_every_path(surface: Surface, messages: Any) -> None:
+    assert (await surface.both(H, messages=messages, max_tokens=2, temperature=0)).finish
+    assert not isinstance(await surface.over_nats(messages=messages, max_tokens=2), dict)

@@ -36,6 +36,8 @@ TARGETS = {
 }
 STORED = {SUBJECTS.work("smol", PRIORITIES[0]): "work_item"}
 VOLLEY = 40
+SHORT_CONTEXT = {"source": "builtin:bytes", "max_model_len": 512}
+"""What is left of a request may be one without a limit of tokens, which runs to the end of the context."""
 REST_TIMEOUT_S = 20.0
 
 json_values = st.recursive(
@@ -110,7 +112,7 @@ BUSY = frozenset({"num_requests_running", "num_requests_waiting"})
 
 async def fire(sent: list[tuple[str, dict[str, str], bytes]], stored: list[tuple[str, dict[str, str], bytes]]) -> None:
     tracing = Tracing(TracerProvider())
-    async with deployed(tracing) as deployment:
+    async with deployed(tracing, model=SHORT_CONTEXT) as deployment:
         transport = deployment.bus().transport
         running = asyncio.create_task(ask(deployment, "abc", max_tokens=200))
         for number, (subject, headers, body) in enumerate(sent):
