@@ -149,7 +149,8 @@ class Deployment:
     async def start(self, role: Role, name: str) -> Instance:
         """Start one service and wait until it is ready."""
         kind, build = SERVICES[role]
-        settings = kind.model_validate({"model": {"source": "builtin:bytes"}, **self._section(role)})
+        model = {"source": "builtin:bytes", **self.values.get("model", {})}
+        settings = kind.model_validate({"model": model, **self._section(role)})
         bus = self.bus()
         await ensure_streams(bus.transport, bus.subjects, settings.bus)
         self.num_lives += 1
@@ -217,7 +218,7 @@ class Deployment:
 
 @asynccontextmanager
 async def deployed(tracing: Tracing, *, executors: int = 1, **values: dict[str, Any]) -> AsyncIterator[Deployment]:
-    """Run the four services, with `values` for their sections."""
+    """Run the four services, with `values` for their sections and that of the model."""
     sections = {"scheduler": QUICK_SCHEDULER | values.pop("scheduler", {}), **values}
     sections["executor"] = {"engine": "echo", "num_blocks": 512, "step_time_s": 0.002} | values.get("executor", {})
     deployment = Deployment(tracing, sections)

@@ -36,7 +36,7 @@ TARGETS = {
 }
 STORED = {SUBJECTS.work("smol", PRIORITIES[0]): "work_item"}
 VOLLEY = 40
-SHORT_CONTEXT = {"source": "builtin:bytes", "max_model_len": 512}
+SHORT_CONTEXT = {"max_model_len": 512}
 """What is left of a request may be one without a limit of tokens, which runs to the end of the context."""
 REST_TIMEOUT_S = 20.0
 
